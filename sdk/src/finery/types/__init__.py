@@ -1,0 +1,1 @@
+"""The public vocabulary, its one home. Importing it loads no HTTP client."""

@@ -1,0 +1,30 @@
+"""Uploaded data sets."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from finery.types.base import Resource, Time
+from finery.types.errors import Problem
+
+FileFormat = Literal["chat"]
+FileStatus = Literal["valid", "invalid"]
+
+
+class File(Resource):
+    """An uploaded data set: immutable, checked at upload, addressed by content within its tenant."""
+
+    object: Literal["file"] = "file"
+    id: str
+    project: str
+    name: str
+    bytes: int
+    sha256: str
+    status: FileStatus | str
+    format: FileFormat | str | None = None
+    rows: int
+    """Good rows."""
+    errors: tuple[Problem, ...] = ()
+    """The first 100 problems; `error_count` counts all."""
+    error_count: int = 0
+    created_at: Time

@@ -1,0 +1,102 @@
+"""A job as the customer sees it, and the numbered history of its events."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from enum import StrEnum
+from typing import Any, Literal
+
+from finery.types.base import Resource, Time
+from finery.types.errors import ErrorDetail
+from finery.types.money import Usd
+
+
+class JobState(StrEnum):
+    VALIDATING = "validating"
+    QUEUED = "queued"
+    STARTING = "starting"
+    RUNNING = "running"
+    PAUSED = "paused"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+TERMINAL = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
+
+
+class Intent(StrEnum):
+    """What the customer wants; the API writes only this, the reconciler moves the state."""
+
+    RUN = "run"
+    PAUSE = "pause"
+    CANCEL = "cancel"
+
+
+class Progress(Resource):
+    step: int = 0
+    """Last committed step; 0 before the first."""
+    total_steps: int | None = None
+    """Known once the data is prepared."""
+    trained_tokens: int = 0
+    """Tokens with loss over all committed steps."""
+
+
+class Job(Resource):
+    object: Literal["job"] = "job"
+    id: str
+    project: str
+    method: str
+    model: str
+    """Name of the base model."""
+    from_checkpoint: str | None = None
+    training_file: str
+    validation_file: str | None = None
+    name: str | None = None
+    metadata: dict[str, str] = {}
+    seed: int
+    adapter: dict[str, Any]
+    hyperparameters: dict[str, Any]
+    resources: dict[str, Any]
+    priority: str
+    limits: dict[str, Any] = {}
+    state: JobState | str
+    reason: str | None = None
+    """A `JobReason`: why it waits, or why it ended."""
+    message: str | None = None
+    """The sentence that belongs to `reason`."""
+    position: int | None = None
+    """Place in the queue, from 1, while it is queued."""
+    intent: Intent | str = Intent.RUN
+    progress: Progress = Progress()
+    usage: dict[str, int] = {}
+    """Units by SKU, billable and provisional; what was voided is not in it."""
+    cost: Usd = Decimal(0)
+    """US dollars for `usage`, at the price book pinned at submit."""
+    error: ErrorDetail | None = None
+    attempts: int = 0
+    created_at: Time
+    queued_at: Time | None = None
+    started_at: Time | None = None
+    finished_at: Time | None = None
+
+
+EventType = Literal["state", "metric", "eval", "checkpoint", "prepared", "attempt", "warning"]
+
+
+class Event(Resource):
+    """One entry of a job's history. `seq` runs 1, 2, 3, … without gaps.
+
+    `data` by type — state: from, to, reason, message, error?; prepared: rows, tokens, trained_tokens, dropped_rows,
+    truncated_rows, total_steps; attempt: attempt, number, phase (started | ended), reason?, resumed_from_step?;
+    metric: step, total_steps, loss, trained_tokens, tokens, learning_rate, grad_norm, tokens_per_second,
+    step_seconds, learner_seconds, memory_bytes, cost; eval: step, loss, tokens; checkpoint: checkpoint, step, final.
+    A number that is not finite is null, next to `non_finite: {field: "NaN" | "Infinity" | "-Infinity"}`.
+    """
+
+    object: Literal["event"] = "event"
+    job: str
+    seq: int
+    type: EventType | str
+    data: dict[str, Any]
+    created_at: Time

@@ -1,0 +1,41 @@
+"""Engines and sessions. One request is one transaction, committed at the edge; the tenant is set inside it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from sqlalchemy import event
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.orm import Session, SessionTransaction
+from sqlalchemy.engine import Connection
+from sqlmodel.ext.asyncio.session import AsyncSession
+
+_TENANT = "finery_tenant"
+
+
+def create_engine(dsn: str, *, pool_size: int = 10) -> AsyncEngine:
+    """`dsn` as `postgresql://user:password@host:port/database`."""
+    url = dsn.replace("postgresql://", "postgresql+psycopg://", 1)
+    return create_async_engine(url, pool_size=pool_size, max_overflow=pool_size, pool_pre_ping=True)
+
+
+@event.listens_for(Session, "after_begin")
+def _set_tenant(session: Session, _transaction: SessionTransaction, connection: Connection) -> None:
+    # Local to the transaction: a session-level SET would leak to the pool's next user.
+    tenant = session.info.get(_TENANT)
+    if tenant is not None:
+        connection.exec_driver_sql("select set_config('app.tenant', %s, true)", (tenant,))
+
+
+@asynccontextmanager
+async def transaction(engine: AsyncEngine, tenant: str | None = None) -> AsyncIterator[AsyncSession]:
+    """One transaction: commits when the block ends, rolls back when it raises.
+
+    As `finery_app` nothing is visible unless `tenant` is given; as `finery_system` leave it out.
+    """
+    async with AsyncSession(engine, expire_on_commit=False) as session:
+        if tenant is not None:
+            session.info[_TENANT] = tenant
+        async with session.begin():
+            yield session
