@@ -1,0 +1,1 @@
+"""Base models: where weights come from, our decoder, adapters."""
