@@ -54,10 +54,10 @@ $(VENV)/.python:
 # Third-party packages first, so that our own unpublished names are never asked of an index.
 $(VENV)/.packages: $(VENV)/.python constraints.txt tools/requirements.py $(PROJECTS)
 	$(BIN)/python tools/requirements.py > $(VENV)/requirements.txt
-	$(BIN)/python -m pip install --quiet -c constraints.txt -r $(VENV)/requirements.txt
+	$(BIN)/python -m pip install -qq -c constraints.txt -r $(VENV)/requirements.txt
 	@touch $@
 
 $(VENV)/.members: $(VENV)/.packages
-	$(BIN)/python -m pip install --quiet --no-deps --no-index --no-build-isolation $(MEMBERS:%=-e %)
+	$(BIN)/python -m pip install -qq --no-deps --no-index --no-build-isolation $(MEMBERS:%=-e %)
 	$(BIN)/python -m pip check
 	@touch $@
