@@ -93,6 +93,7 @@ create table jobs (
     state text not null check (state in ('validating', 'queued', 'starting', 'running', 'paused',
                                          'succeeded', 'failed', 'cancelled')),
     intent text not null default 'run' check (intent in ('run', 'pause', 'cancel')),
+    intent_at timestamptz,                   -- when the intent was last changed, by the database's clock
     reason text,
     error jsonb,                             -- finery.types.errors.ErrorDetail
     queue_position integer,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -40,6 +40,16 @@ class Settings(BaseSettings):
     grant_steps: Annotated[int, Field(ge=1)] = 8
     """Steps that a worker may start ahead of the last acknowledged one."""
     reconcile_seconds: Annotated[float, Field(gt=0)] = 0.5
+    leader_seconds: Annotated[float, Field(gt=0)] = 5.0
+    """Lease of the reconciler's leadership: how long after its death another one takes over."""
+    grace_seconds: Annotated[float, Field(gt=0)] = 60.0
+    """How long a running attempt may take to checkpoint and finish once it is told to stop."""
+    prepare_attempts: Annotated[int, Field(ge=1)] = 2
+    """Prepare attempts at once."""
+    device: Literal["cpu", "cuda", "auto"] = "auto"
+    """Where workers train."""
+    torch_threads: Annotated[int, Field(ge=1)] | None = None
+    """CPU threads of a worker; None: its physical cores."""
     heartbeat_seconds: Annotated[float, Field(gt=0)] = 10.0
     """Between comments on an idle event stream."""
 

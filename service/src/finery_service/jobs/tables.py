@@ -28,6 +28,7 @@ class JobRow(SQLModel, table=True):
     accelerator_type: str | None = None
     state: str
     intent: str = "run"
+    intent_at: datetime | None = time_field(default=None)
     reason: str | None = None
     error: dict[str, Any] | None = json_field(default=None)
     queue_position: int | None = None
