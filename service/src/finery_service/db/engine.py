@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from sqlalchemy import event
+from sqlalchemy.engine import Connection
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.orm import Session, SessionTransaction
-from sqlalchemy.engine import Connection
 from sqlmodel.ext.asyncio.session import AsyncSession
 
 _TENANT = "finery_tenant"
