@@ -1,0 +1,1 @@
+"""From uploaded rows to packed updates."""

@@ -1,0 +1,141 @@
+"""The prepared data set: token ids and masks in shards, and an index with the sha256 of every file.
+
+A shard is a safetensors file: tokens int32 [T], mask uint8 [T] (1: the token is a target), offsets int64 [rows + 1],
+lines int64 [rows] (of the uploaded file, from 1). The sets are `train` and, with a validation file, `validation`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
+
+from finery_gpu_workers.data.tokens import TokenRow
+from finery_gpu_workers.errors import WorkerError
+
+INDEX = "index.json"
+SHARD_TOKENS = 16 * 1024 * 1024
+LISTED_LINES = 100
+
+
+def sha256_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@dataclass
+class SetWriter:
+    """Writes one set; holds at most one shard in memory."""
+
+    folder: Path
+    name: str
+    counts: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("rows", "tokens", "trained_tokens", "dropped_rows", "truncated_rows"), 0)
+    )
+    dropped_lines: list[int] = field(default_factory=list)
+    truncated_lines: list[int] = field(default_factory=list)
+    files: list[dict[str, Any]] = field(default_factory=list)
+    _rows: list[TokenRow] = field(default_factory=list)
+    _lines: list[int] = field(default_factory=list)
+    _waiting: int = 0
+
+    def add(self, row: TokenRow, line: int, max_length: int) -> None:
+        """Cut to `max_length`; a row without a target left is dropped and counted."""
+        kept = row.cut(max_length)
+        if not kept.trained:
+            self.counts["dropped_rows"] += 1
+            self.dropped_lines += [line][: LISTED_LINES - len(self.dropped_lines)]
+            return
+        if len(kept.tokens) < len(row.tokens):
+            self.counts["truncated_rows"] += 1
+            self.truncated_lines += [line][: LISTED_LINES - len(self.truncated_lines)]
+        self._rows.append(kept)
+        self._lines.append(line)
+        self._waiting += len(kept.tokens)
+        self.counts["rows"] += 1
+        self.counts["tokens"] += len(kept.tokens)
+        self.counts["trained_tokens"] += kept.trained
+        if self._waiting >= SHARD_TOKENS:
+            self._flush()
+
+    def close(self) -> dict[str, Any]:
+        """The set's entry in the index."""
+        self._flush()
+        digest = hashlib.sha256("".join(file["sha256"] for file in self.files).encode()).hexdigest()
+        lines = {"dropped_lines": self.dropped_lines, "truncated_lines": self.truncated_lines}
+        return {**self.counts, **lines, "files": self.files, "digest": digest}
+
+    def _flush(self) -> None:
+        if not self._rows:
+            return
+        path = self.folder / f"{self.name}-{len(self.files):05d}.safetensors"
+        lengths = [len(row.tokens) for row in self._rows]
+        tensors = {
+            "tokens": np.concatenate([row.tokens for row in self._rows]),
+            "mask": np.concatenate([row.mask for row in self._rows]),
+            "offsets": np.cumsum([0, *lengths], dtype=np.int64),
+            "lines": np.array(self._lines, dtype=np.int64),
+        }
+        save_file(tensors, path)
+        self.files.append({"path": path.name, "bytes": path.stat().st_size, "sha256": sha256_file(path)})
+        self._rows, self._lines, self._waiting = [], [], 0
+
+
+@dataclass(frozen=True)
+class PreparedSet:
+    """One set in memory."""
+
+    shards: tuple[dict[str, NDArray[Any]], ...]
+    lengths: NDArray[np.int64]
+    """[rows]"""
+    trained: NDArray[np.int64]
+    """[rows], targets of each row"""
+    starts: NDArray[np.int64]
+    """[shards + 1], first row of each shard"""
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def row(self, n: int) -> TokenRow:
+        shard = int(np.searchsorted(self.starts, n, side="right")) - 1
+        arrays = self.shards[shard]
+        start, end = arrays["offsets"][n - self.starts[shard] :][:2]
+        return TokenRow(arrays["tokens"][start:end], arrays["mask"][start:end])
+
+
+@dataclass(frozen=True)
+class Prepared:
+    index: dict[str, Any]
+    train: PreparedSet
+    validation: PreparedSet | None
+
+
+def load(folder: Path) -> Prepared:
+    """Reads a folder that holds the index and its files; every file must have the sha256 that the index says."""
+    index: dict[str, Any] = json.loads((folder / INDEX).read_text())
+    sets = {name: _load_set(folder, entry) for name, entry in index["sets"].items()}
+    return Prepared(index, sets["train"], sets.get("validation"))
+
+
+def _load_set(folder: Path, entry: dict[str, Any]) -> PreparedSet:
+    shards = []
+    for file in entry["files"]:
+        found = sha256_file(folder / file["path"])
+        if found != file["sha256"]:
+            message = f"{file['path']}: expected sha256 {file['sha256']}, found {found}"
+            raise WorkerError("prepared_data_changed", message)
+        shards.append(load_file(folder / file["path"]))
+    lengths = [np.diff(shard["offsets"]) for shard in shards]
+    trained = [np.add.reduceat(shard["mask"], shard["offsets"][:-1], dtype=np.int64) for shard in shards]
+    return PreparedSet(
+        shards=tuple(shards),
+        lengths=np.concatenate(lengths),
+        trained=np.concatenate(trained),
+        starts=np.cumsum([0, *map(len, lengths)]),
+    )

@@ -1,0 +1,1 @@
+"""The loops, one per method, and the preparation that comes before them."""
