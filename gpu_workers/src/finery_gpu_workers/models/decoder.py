@@ -1,0 +1,100 @@
+"""The decoder of the Llama shape, over packed rows. Frozen base weights; adapters hook into its projections."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from finery_gpu_workers.models.attention import attend
+from finery_gpu_workers.models.config import DecoderConfig
+from finery_gpu_workers.models.rope import inverse_frequencies, rotate, rotation
+
+Delta = Callable[[Tensor, Tensor], Tensor]
+"""(the projection's output, its input) → what the projection answers instead; may overwrite the output."""
+
+
+@dataclass
+class Projection:
+    """Linear layers that read the same input, stacked into one matrix."""
+
+    weight: Tensor
+    """[sum of sizes, inputs]"""
+    names: tuple[str, ...]
+    """The layers' module names in transformers, as in `model.layers.0.self_attn.q_proj`."""
+    sizes: tuple[int, ...]
+    """Outputs of each."""
+    delta: Delta | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = F.linear(x, self.weight)
+        return y if self.delta is None else self.delta(y, x)
+
+
+@dataclass(frozen=True)
+class Block:
+    attention_norm: Tensor
+    qkv: Projection
+    o: Projection
+    mlp_norm: Tensor
+    gate_up: Projection
+    down: Projection
+
+    def projections(self) -> Iterator[Projection]:
+        yield from (self.qkv, self.o, self.gate_up, self.down)
+
+
+@dataclass(frozen=True)
+class Decoder:
+    config: DecoderConfig
+    embedding: Tensor
+    """[vocab, hidden]"""
+    blocks: tuple[Block, ...]
+    norm: Tensor
+    head: Tensor
+    """[vocab, hidden]; the embedding itself when tied"""
+
+    @property
+    def device(self) -> torch.device:
+        return self.embedding.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embedding.dtype
+
+    def projections(self) -> Iterator[Projection]:
+        for block in self.blocks:
+            yield from block.projections()
+
+    def forward(self, tokens: Tensor, positions: Tensor, lengths: tuple[int, ...]) -> Tensor:
+        """int64 [T], int64 [T], rows' lengths → last hidden states after the final norm, [T, hidden]."""
+        cos, sin = rotation(inverse_frequencies(self.config).to(self.device), positions, self.dtype)
+        x = F.embedding(tokens, self.embedding)
+        for block in self.blocks:
+            x = x + self._attention(block, self._normed(x, block.attention_norm), cos, sin, lengths)
+            x = x + self._mlp(block, self._normed(x, block.mlp_norm))
+        return self._normed(x, self.norm)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[N, hidden] → [N, vocab]; call it for positions with loss only."""
+        return F.linear(hidden, self.head)
+
+    def _attention(self, block: Block, x: Tensor, cos: Tensor, sin: Tensor, lengths: tuple[int, ...]) -> Tensor:
+        heads, kv_heads = self.config.heads, self.config.kv_heads
+        qkv = block.qkv(x).view(-1, heads + 2 * kv_heads, self.config.head_dim)
+        qk, v = torch.split(qkv, [heads + kv_heads, kv_heads], dim=1)
+        q, k = torch.split(rotate(qk, cos, sin), [heads, kv_heads], dim=1)
+        return block.o(attend(q, k, v, lengths))
+
+    def _mlp(self, block: Block, x: Tensor) -> Tensor:
+        gate, up = block.gate_up(x).chunk(2, dim=-1)
+        return block.down(F.silu(gate) * up)
+
+    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Root mean square in float32, then back, as the weights were trained."""
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.config.norm_eps)
+        return wide.to(x.dtype) * weight
