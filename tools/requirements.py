@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 MEMBERS = ("sdk", "protos", "scheduler", "service", "gpu_workers", "tests")
@@ -26,7 +27,7 @@ def requirements(root: Path) -> list[str]:
     return sorted(one for one in found if _name(one) not in ours)
 
 
-def _read(path: Path) -> dict:
+def _read(path: Path) -> dict[str, Any]:
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 

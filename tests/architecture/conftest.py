@@ -19,7 +19,7 @@ def requirement_names() -> dict[str, set[str]]:
         extras = project.get("optional-dependencies", {}).values()
         required = [*project["dependencies"], *(one for extra in extras for one in extra)]
         found[project["name"]] = {re.split(r"[^A-Za-z0-9._-]", one, maxsplit=1)[0].lower() for one in required}
-    for required in found.values():
-        while not required >= (more := set[str]().union(*(found.get(one, set()) for one in required))):
-            required |= more
+    for all_of_it in found.values():
+        while not all_of_it >= (more := {two for one in all_of_it for two in found.get(one, ())}):
+            all_of_it |= more
     return found

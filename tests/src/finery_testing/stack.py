@@ -25,9 +25,12 @@ def free_port() -> int:
 class Stack:
     """One home folder and, while it runs, the `up` process that owns it."""
 
-    def __init__(self, home: Path, *, slots: int = 1) -> None:
+    def __init__(self, home: Path, *, slots: int = 1, tenant: str = "e2e", torch_threads: int | None = 1) -> None:
+        """`torch_threads` per worker; None leaves the service its default."""
         self.home = home
         self.slots = slots
+        self.tenant = tenant
+        self.threads = {} if torch_threads is None else {"FINERY_TORCH_THREADS": str(torch_threads)}
         self.port = free_port()  # the same over restarts, as a deployment's is
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -37,8 +40,8 @@ class Stack:
         state = self.home / "state.json"
         before = state.read_bytes() if state.exists() else b""
         command = [str(Path(sys.executable).parent / "finery-service"), "up", "--home", str(self.home)]
-        command += ["--port", str(self.port), "--slots", str(self.slots), "--tenant", "e2e"]
-        environment = {**os.environ, "FINERY_TORCH_THREADS": "1"}
+        command += ["--port", str(self.port), "--slots", str(self.slots), "--tenant", self.tenant]
+        environment = {**os.environ, **self.threads}
         self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
 
         def ready() -> bool:
