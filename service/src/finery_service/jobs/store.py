@@ -50,13 +50,19 @@ async def lock(session: AsyncSession, job_id: str) -> JobRow | None:
     return (await session.exec(statement, execution_options={"populate_existing": True})).one_or_none()
 
 
+async def database_now(session: AsyncSession) -> datetime:
+    """The database's clock, by which leases and back-off run."""
+    now: datetime = (await session.exec(select(func.clock_timestamp()))).one()
+    return now
+
+
 async def set_intent(session: AsyncSession, job_id: str, intent: Intent) -> JobRow | None:
     """What the customer wants. Changes nothing once the job is terminal or is to be cancelled: look at the row."""
     job = await lock(session, job_id)
     if job is None or job.state in TERMINAL or job.intent in (intent, Intent.CANCEL):
         return job
     job.intent = intent
-    job.intent_at = (await session.exec(select(func.clock_timestamp()))).one()
+    job.intent_at = await database_now(session)
     job.version += 1
     await session.flush()
     return job
