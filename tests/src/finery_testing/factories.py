@@ -17,6 +17,7 @@ from sqlmodel import SQLModel
 
 from finery.types.ids import new_id
 from finery.types.methods import SftJobCreate
+from finery_service.auth.secrets import digest, new_secret, shown_prefix
 from finery_service.clock import milliseconds
 from finery_service.db.engine import transaction
 from finery_service.db.tables import (
@@ -60,15 +61,15 @@ async def tenant(engine: AsyncEngine, *, now: datetime, name: str = "acme") -> T
 
 
 async def key(engine: AsyncEngine, tenant: Tenant, *, now: datetime, secret: str | None = None) -> str:
-    """Insert the hash of `secret` and return the secret. The default one has no checksum: pass a real one to doors."""
-    secret = secret or f"fny_{secrets.token_hex(16)}"
+    """A live key of the tenant's default project; returns its secret."""
+    secret = secret or new_secret("fny")
     row = ApiKeyRow(
         tenant_id=tenant.id,
         id=new_id("key", milliseconds(now)),
         project_id=tenant.project_id,
         name="default",
-        prefix=secret[:8],
-        hash=hashlib.sha256(secret.encode()).digest(),
+        prefix=shown_prefix(secret),
+        hash=digest(secret),
         created_at=now,
     )
     await insert(engine, row)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -83,14 +84,15 @@ def running_server() -> Iterator[TestServer]:
         cluster = embedded.prepare(folder / "postgres", passwords)
         port = free_port()
         with (folder / "log").open("wb") as log:
-            process = subprocess.Popen(cluster.command(port, _OPTIONS), stdout=log, stderr=log)
+            command = embedded.dies_with_us(cluster.command(port, _OPTIONS), signal.SIGINT, cluster.user)
+            process = subprocess.Popen(command, stdout=log, stderr=log)
         try:
             server = TestServer(folder, port, passwords)
             embedded.wait_ready(server.dsn(embedded.ADMIN, "postgres"), process)
             server.make_template()
             yield server
         finally:
-            process.send_signal(2)
+            process.send_signal(signal.SIGINT)
             process.wait(30)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

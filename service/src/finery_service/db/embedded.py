@@ -53,7 +53,7 @@ class Cluster:
     user: User
 
     def command(self, port: int, options: Mapping[str, str] | None = None) -> list[str]:
-        """The argument list that runs the server in the foreground until SIGINT. No secret is in it."""
+        """Runs the server in the foreground until SIGINT; to be run as `user`. No secret is in it."""
         settings = {
             "listen_addresses": "127.0.0.1",
             "port": str(port),
@@ -63,7 +63,7 @@ class Cluster:
             **(options or {}),
         }
         flags = [flag for name, value in settings.items() for flag in ("-c", f"{name}={value}")]
-        return dies_with_us([str(self.binaries / "postgres"), "-D", str(self.data), *flags], signal.SIGINT, self.user)
+        return [str(self.binaries / "postgres"), "-D", str(self.data), *flags]
 
 
 def dies_with_us(command: list[str], death_signal: signal.Signals, user: User | None = None) -> list[str]:
