@@ -1,0 +1,113 @@
+"""What a model folder may hold, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from finery_gpu_workers.errors import WorkerError
+from finery_gpu_workers.models.load import load_decoder, stored_dtype
+from finery_testing.tiny import make_tiny_model
+
+
+def load_error(folder: Path) -> WorkerError:
+    with pytest.raises(WorkerError) as caught:
+        load_decoder(folder, device="cpu", dtype=torch.float32)
+    return caught.value
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("model_type", "gpt2"),
+        ("hidden_act", "gelu"),
+        ("attention_bias", True),
+        ("mlp_bias", True),
+        ("sliding_window", 128),
+        ("quantization_config", {"bits": 4}),
+    ],
+)
+def test_an_architecture_that_we_would_compute_wrongly_is_refused_by_its_key(
+    tmp_path: Path, key: str, value: object
+) -> None:
+    folder = make_tiny_model(tmp_path / "m")
+    edit_config(folder, **{key: value})
+    error = load_error(folder)
+    assert error.code == "unsupported_model"
+    assert f"`{key}`" in error.message
+    assert json.dumps(value) in error.message
+
+
+def test_an_unknown_rope_is_refused(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "m", rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 2})
+    error = load_error(folder)
+    assert (error.code, "rope_type" in error.message, '"yarn"' in error.message) == ("unsupported_model", True, True)
+
+
+def test_h13_a_model_with_its_own_code_is_refused(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "m")
+    canary = tmp_path / "canary"
+    (folder / "evil.py").write_text(f"open({str(canary)!r}, 'w')")
+    edit_config(folder, auto_map={"AutoModelForCausalLM": "evil.Model"})
+    assert load_error(folder).code == "model_requires_remote_code"
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "optimizer.pt", "rng_state.pth", "x.pkl"])
+def test_h01_a_pickle_in_the_folder_is_refused(tmp_path: Path, name: str) -> None:
+    folder = make_tiny_model(tmp_path / "m")
+    (folder / name).write_bytes(b"\x80\x04N.")
+    error = load_error(folder)
+    assert (error.code, name in error.message) == ("unsafe_checkpoint_file", True)
+
+
+def test_h01_a_safetensors_file_that_is_something_else_is_refused(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "m")
+    (folder / "model.safetensors").write_bytes(b"PK\x03\x04 not safetensors at all")
+    assert load_error(folder).code == "invalid_model"
+
+
+def test_a_missing_a_misshapen_and_an_unknown_tensor_are_named(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "m")
+    good = load_file(folder / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    for change, expected in (
+        ({name: None}, name),
+        ({name: torch.zeros(3, 3)}, name),
+        ({"model.layers.0.self_attn.q_norm.weight": torch.zeros(8)}, "q_norm"),
+    ):
+        save_file({k: v for k, v in (good | change).items() if v is not None}, folder / "model.safetensors")
+        error = load_error(folder)
+        assert (error.code, expected in error.message) == ("invalid_model", True)
+
+
+def test_sharded_weights_load_like_one_file(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "m")
+    whole = load_decoder(folder, device="cpu", dtype=torch.float32)
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    files: dict[str, dict[str, torch.Tensor]] = {"a.safetensors": {}, "b.safetensors": {}}
+    for n, (name, tensor) in enumerate(tensors.items()):
+        files["ab"[n % 2] + ".safetensors"][name] = tensor
+    weight_map = {name: file for file, part in files.items() for name in part}
+    for file, part in files.items():
+        save_file(part, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    sharded = load_decoder(folder, device="cpu", dtype=torch.float32)
+    for one, other in zip(whole.projections(), sharded.projections(), strict=True):
+        assert torch.equal(one.weight, other.weight)
+
+
+def test_weights_keep_the_type_that_they_are_stored_in(tmp_path: Path) -> None:
+    assert stored_dtype(make_tiny_model(tmp_path / "a")) == torch.float32
+    assert stored_dtype(make_tiny_model(tmp_path / "b", dtype="bfloat16")) == torch.bfloat16
