@@ -1,0 +1,64 @@
+"""What one reconciler works with."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlmodel.ext.asyncio.session import AsyncSession
+
+from finery_scheduler.backend import Backend
+from finery_service.clock import Clock, system_clock
+from finery_service.db.engine import transaction
+from finery_service.jobs.states import Policy
+from finery_service.reconcile import lease
+from finery_service.reconcile.lease import Leadership, StaleLeaderError
+from finery_service.settings import Settings
+
+_FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0
+
+
+@dataclass
+class Patience:
+    """Back-off of work that fails for one attempt, in memory: the obligation itself is in the database."""
+
+    monotonic: Callable[[], float] = time.monotonic
+    _failures: dict[str, tuple[int, float]] = field(default_factory=dict)
+
+    def ready(self, key: str) -> bool:
+        return self._failures.get(key, (0, 0.0))[1] <= self.monotonic()
+
+    def failed(self, key: str) -> None:
+        count = self._failures.get(key, (0, 0.0))[0]
+        self._failures[key] = (count + 1, self.monotonic() + min(_FIRST_WAIT * 2**count, _LONGEST_WAIT))
+
+    def succeeded(self, key: str) -> None:
+        self._failures.pop(key, None)
+
+
+@dataclass
+class Context:
+    engine: AsyncEngine
+    """As finery_system."""
+    backend: Backend
+    settings: Settings
+    clock: Clock = system_clock
+    leadership: Leadership | None = None
+    patience: Patience = field(default_factory=Patience)
+
+    @property
+    def policy(self) -> Policy:
+        return Policy(grace=timedelta(seconds=self.settings.grace_seconds))
+
+    @asynccontextmanager
+    async def apply(self) -> AsyncIterator[AsyncSession]:
+        """A transaction that commits only under our leadership; raises `StaleLeaderError` otherwise."""
+        if self.leadership is None:
+            raise StaleLeaderError("not the leader")
+        async with transaction(self.engine) as session:
+            await lease.guard(session, self.leadership)
+            yield session

@@ -1,0 +1,118 @@
+"""Decisions into the pool: launches and stops, outside any transaction, each idempotent by attempt id."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+import structlog
+
+from finery_scheduler.backend import Launch, LaunchError, PoolUnreachableError
+from finery_service.jobs.tables import AttemptRow
+from finery_service.reconcile import apply
+from finery_service.reconcile.context import Context
+from finery_service.reconcile.snapshot import Pool, View, placements
+from finery_service.rpc.tokens import attempt_token
+from finery_service.settings import required
+
+ENTRYPOINT = "finery_gpu_workers.run:main"
+_AT_ONCE = 8
+_SECONDS = 60.0
+"""A pool that takes longer for one call counts as unreachable; the call is made again."""
+
+T = TypeVar("T")
+_log = structlog.get_logger(__name__)
+
+
+async def launch_due(context: Context, view: View) -> None:
+    """Attempts whose launch the pool has not confirmed; after a restart of ours they are launched again."""
+    due = [attempt for attempt in view.live.values() if attempt.launched_at is None]
+    begun = [attempt.id for attempt in due if attempt.state == "running"]
+    await apply.launched(context, begun)
+    waiting = [attempt for attempt in due if attempt.state == "starting"]
+    await _each(waiting, lambda attempt: _launch(context, attempt))
+
+
+async def clean_up(context: Context, view: View, pool: Pool) -> bool:
+    """Stops ended attempts until the pool confirms that nothing is left, and what the database does not know.
+
+    The obligation is the row itself (`cleaned_at` null), so it outlives us. True if any slot came free.
+    """
+    known = {attempt.id for attempt in view.live.values()} | {attempt.id for attempt in view.uncleaned}
+    orphans = sorted(set(pool.workers or {}) - known)
+    if orphans:
+        _log.warning("orphans_in_pool", attempts=orphans)
+    ended = [attempt.id for attempt in view.uncleaned]
+    due = [attempt_id for attempt_id in (*ended, *orphans) if context.patience.ready(attempt_id)]
+    if not due:
+        return False
+    stopped = await _each(due, lambda attempt_id: _stop(context, attempt_id))
+    left = {attempt for attempt, status in (await context.backend.workers()).items() if status != "dead"}
+    for attempt_id in stopped & left:
+        context.patience.failed(attempt_id)
+    confirmed = [attempt_id for attempt_id in ended if attempt_id in stopped - left]
+    await apply.cleaned(context, confirmed)
+    return bool(confirmed)
+
+
+def launch(context: Context, attempt: AttemptRow) -> Launch:
+    """What the pool starts. The environment holds the attempt's token: never log it."""
+    settings = context.settings
+    secret = required(settings.worker_secret, "FINERY_WORKER_SECRET")
+    environment = {
+        "FINERY_RPC_ADDRESS": settings.rpc_address,
+        "FINERY_ATTEMPT_ID": attempt.id,
+        "FINERY_FENCE": str(attempt.fence),
+        "FINERY_ATTEMPT_TOKEN": attempt_token(secret, attempt.id, attempt.fence),
+        "FINERY_STORE_URL": settings.store_url,
+        "FINERY_MODEL_CACHE": str(settings.model_cache),
+        "FINERY_DEVICE": settings.device,
+    }
+    if settings.torch_threads is not None:
+        environment["FINERY_TORCH_THREADS"] = str(settings.torch_threads)
+    return Launch(attempt.id, ENTRYPOINT, environment, placements(attempt.placements))
+
+
+async def _launch(context: Context, attempt: AttemptRow) -> str | None:
+    try:
+        async with asyncio.timeout(_SECONDS):
+            await context.backend.launch(launch(context, attempt))
+    except LaunchError as problem:
+        _log.warning("launch_failed", attempt=attempt.id, job=attempt.job_id, error=str(problem))
+        await apply.launch_failed(context, attempt)
+        return None
+    except (PoolUnreachableError, TimeoutError):
+        _log.warning("launch_unconfirmed", attempt=attempt.id, job=attempt.job_id)
+        return None
+    await apply.launched(context, [attempt.id])
+    _log.info("launched", attempt=attempt.id, job=attempt.job_id, kind=attempt.kind)
+    return attempt.id
+
+
+async def _stop(context: Context, attempt_id: str) -> str | None:
+    try:
+        async with asyncio.timeout(_SECONDS):
+            await context.backend.stop(attempt_id)
+    except Exception as problem:
+        _log.warning("stop_failed", attempt=attempt_id, error=f"{type(problem).__name__}: {problem}")
+        context.patience.failed(attempt_id)
+        return None
+    context.patience.succeeded(attempt_id)
+    return attempt_id
+
+
+async def _each(items: Sequence[T], action: Callable[[T], Awaitable[str | None]]) -> set[str]:
+    """Runs the action for all, a few at a time, to the end of each; returns what they gave. The first error is raised
+    once all are over."""
+    limit = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(item: T) -> str | None:
+        async with limit:
+            return await action(item)
+
+    results = await asyncio.gather(*(one(item) for item in items), return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return {result for result in results if isinstance(result, str)}
