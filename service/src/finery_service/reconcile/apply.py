@@ -1,11 +1,11 @@
-"""Decisions into the database. Each is one transaction under leader epoch, job lock and version; stale ones are dropped."""
+"""Decisions into the database: each one transaction under leader epoch, job lock and version; stale ones are dropped."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 
-from sqlalchemy import text
+from sqlalchemy import TextClause, text
 
 from finery.types.jobs import Intent, JobState
 from finery.types.reasons import JobReason
@@ -18,6 +18,12 @@ from finery_service.reconcile.snapshot import Pool, View, attempt_view
 _WAIT = text("""
     update jobs set reason = :reason, queue_position = :position
     where id = :job and version = :version and state = :state
+""")
+_LAUNCHED = text("""
+    update attempts set launched_at = clock_timestamp() where id = any(:ids) and launched_at is null
+""")
+_CLEANED = text("""
+    update attempts set cleaned_at = clock_timestamp() where id = any(:ids) and state = 'ended' and cleaned_at is null
 """)
 
 
@@ -48,8 +54,10 @@ async def admit(context: Context, plan: Plan) -> bool:
 async def explain(context: Context, plan: Plan, view: View, pool: Pool) -> None:
     """Why each waiting job waits; written only when it changed."""
     jobs = {job.id: job for job in view.jobs}
-    due = [(jobs[wait.job], wait.reason, wait.position) for wait in plan.waits]
-    due += _explain_validating(view, pool)
+    due: list[tuple[JobRow, JobReason, int | None]] = [
+        *((jobs[wait.job], wait.reason, wait.position) for wait in plan.waits),
+        *_explain_validating(view, pool),
+    ]
     rows = [
         {"job": job.id, "version": job.version, "state": job.state, "reason": reason.value, "position": position}
         for job, reason, position in due
@@ -63,13 +71,11 @@ async def explain(context: Context, plan: Plan, view: View, pool: Pool) -> None:
 
 
 async def launched(context: Context, attempt_ids: Sequence[str]) -> None:
-    await _stamp(
-        context, "update attempts set launched_at = :now where id = any(:ids) and launched_at is null", attempt_ids
-    )
+    await _stamp(context, _LAUNCHED, attempt_ids)
 
 
 async def cleaned(context: Context, attempt_ids: Sequence[str]) -> None:
-    await _stamp(context, "update attempts set cleaned_at = :now where id = any(:ids) and state = 'ended'", attempt_ids)
+    await _stamp(context, _CLEANED, attempt_ids)
 
 
 async def launch_failed(context: Context, attempt: AttemptRow) -> None:
@@ -139,10 +145,10 @@ def _explain_validating(view: View, pool: Pool) -> Iterable[tuple[JobRow, JobRea
             yield job, JobReason.WAITING_FOR_VALIDATION, None
 
 
-async def _stamp(context: Context, statement: str, attempt_ids: Sequence[str]) -> None:
+async def _stamp(context: Context, statement: TextClause, attempt_ids: Sequence[str]) -> None:
     if attempt_ids:
         async with context.apply() as session:
-            await session.execute(text(statement), {"now": context.clock(), "ids": list(attempt_ids)})
+            await session.execute(statement, {"ids": list(attempt_ids)})
 
 
 def _start_lease(context: Context) -> timedelta:

@@ -41,14 +41,17 @@ async def clean_up(context: Context, view: View, pool: Pool) -> bool:
     """
     known = {attempt.id for attempt in view.live.values()} | {attempt.id for attempt in view.uncleaned}
     orphans = sorted(set(pool.workers or {}) - known)
-    if orphans:
-        _log.warning("orphans_in_pool", attempts=orphans)
     ended = [attempt.id for attempt in view.uncleaned]
     due = [attempt_id for attempt_id in (*ended, *orphans) if context.patience.ready(attempt_id)]
     if not due:
         return False
+    if any(orphan in due for orphan in orphans):
+        _log.warning("orphans_in_pool", attempts=orphans)
     stopped = await _each(due, lambda attempt_id: _stop(context, attempt_id))
-    left = {attempt for attempt, status in (await context.backend.workers()).items() if status != "dead"}
+    try:
+        left = {attempt for attempt, status in (await context.backend.workers()).items() if status != "dead"}
+    except PoolUnreachableError:
+        return False
     for attempt_id in stopped & left:
         context.patience.failed(attempt_id)
     confirmed = [attempt_id for attempt_id in ended if attempt_id in stopped - left]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, cast
 
+import structlog
 from sqlalchemy import ColumnElement, and_, or_
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.orm import defer
@@ -19,6 +21,9 @@ from finery_service.db.engine import transaction
 from finery_service.jobs import store
 from finery_service.jobs.states import AttemptView, PoolWord
 from finery_service.jobs.tables import AttemptRow, JobRow
+
+_SECONDS = 30.0
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +54,15 @@ class View:
 
 
 async def observe(backend: Backend) -> Pool:
+    """Whatever goes wrong here, the database's side of the work (leases, cancellations) must go on."""
     try:
-        await backend.start()
-        return Pool(True, await backend.nodes(), await backend.workers())
-    except PoolUnreachableError:
+        async with asyncio.timeout(_SECONDS):
+            await backend.start()
+            return Pool(True, await backend.nodes(), await backend.workers())
+    except (PoolUnreachableError, TimeoutError):
+        return Pool(False)
+    except Exception:
+        _log.exception("pool_not_observed")
         return Pool(False)
 
 
@@ -89,9 +99,8 @@ def attempt_view(attempt: AttemptRow) -> AttemptView:
 def to_snapshot(view: View, pool: Pool) -> Snapshot:
     """What `plan` reads. An attempt that is not cleaned up yet holds its slots under its own id."""
     by_id = {job.id: job for job in view.jobs}
-    running = [_holder(by_id[job_id], job_id, attempt) for job_id, attempt in view.live.items() if job_id in by_id]
-    for attempt in view.uncleaned:
-        running.append(_holder(by_id.get(attempt.job_id), attempt.id, attempt))
+    running = [_holder(by_id.get(job_id), job_id, attempt) for job_id, attempt in view.live.items()]
+    running += [_holder(by_id.get(attempt.job_id), attempt.id, attempt) for attempt in view.uncleaned]
     return Snapshot(
         now=view.now,
         nodes=pool.nodes,
