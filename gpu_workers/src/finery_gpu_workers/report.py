@@ -1,0 +1,263 @@
+"""The worker's side of the control plane: calls with retries, the lease and its heartbeat, an ordered outbox.
+
+Lease: taken by `begin`, renewed by a thread every third of it. Times count from when the renewal was *sent*, by the
+monotonic clock. After 0.8 of the lease without a renewal the process ends itself: by then nobody else may have been
+told that the job is theirs. An answer ABORTED means that this has happened; then nothing more is written.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+
+from finery.types.errors import ErrorDetail
+from finery.types.jobs import Intent
+from finery.types.reasons import JobReason
+from finery_protos.v1 import worker_pb2 as pb
+from finery_protos.v1.worker_pb2_grpc import WorkersStub
+
+Reply = TypeVar("Reply")
+
+_log = logging.getLogger(__name__)
+_RETRIED = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
+_CALL_SECONDS = 10.0
+_BEGIN_SECONDS = 60.0
+_SELF_FENCE = 0.8
+_STEPS_PER_CALL = 64
+_ERROR_CHARACTERS = 16_000
+# Reconnect soon after the server is back; gRPC's own back-off grows to two minutes.
+_CHANNEL = [
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+]
+_INTENTS = {pb.INTENT_RUN: Intent.RUN, pb.INTENT_PAUSE: Intent.PAUSE, pb.INTENT_CANCEL: Intent.CANCEL}
+EXIT_FENCED = 75
+
+
+class FencedError(Exception):
+    """Another attempt owns the job, or the lease has run out: write nothing more."""
+
+
+class CallError(Exception):
+    """The control plane refused a call for good."""
+
+
+def _exit(why: str) -> NoReturn:
+    _log.error("this worker ends at once: %s", why)
+    os._exit(EXIT_FENCED)
+
+
+class ControlPlane:
+    """One attempt's connection. Thread-safe. `die` ends the process when the lease is lost."""
+
+    def __init__(
+        self, address: str, attempt_id: str, fence: int, token: str, *, die: Callable[[str], None] = _exit
+    ) -> None:
+        self._channel = grpc.insecure_channel(address, options=_CHANNEL)
+        self._stub = WorkersStub(self._channel)
+        self._identity: dict[str, Any] = {"attempt_id": attempt_id, "fence": fence}
+        self._metadata = (("authorization", f"Bearer {token}"),)
+        self._die = die
+        self._lease = 0.0
+        self._renewed = time.monotonic()
+        self._closed = threading.Event()
+        self._ending = False
+        """The last call is on its way: an answer ABORTED to a heartbeat means that it has arrived."""
+        self._thread: threading.Thread | None = None
+        self.changed = threading.Condition()
+        """Notified when orders arrive or the outbox moves."""
+        self._granted = 0
+        self._intent = Intent.RUN
+
+    def begin(self, code_version: str) -> pb.Assignment:
+        """Takes the lease and starts the heartbeat."""
+        request = pb.BeginRequest(code_version=code_version, **self._identity)
+        sent = time.monotonic()
+        assignment = self._call(self._stub.Begin, request)
+        self._lease = assignment.orders.lease_seconds
+        self._renewed = sent
+        self._obey(assignment.orders)
+        self._thread = threading.Thread(target=self._heartbeat, name="heartbeat", daemon=True)
+        self._thread.start()
+        return assignment
+
+    def commit(self, steps: list[pb.Step]) -> None:
+        self._obey(self._call(self._stub.CommitSteps, pb.CommitStepsRequest(steps=steps, **self._identity)))
+
+    def publish(self, **checkpoint: Any) -> str:
+        """The fields of PublishCheckpointRequest; the new checkpoint's id."""
+        request = pb.PublishCheckpointRequest(**checkpoint, **self._identity)
+        response = self._call(self._stub.PublishCheckpoint, request)
+        self._obey(response.orders)
+        return response.checkpoint_id
+
+    def report_prepared(self, **report: Any) -> None:
+        """The fields of ReportPreparedRequest. Ends the attempt."""
+        self._ending = True
+        self._call(self._stub.ReportPrepared, pb.ReportPreparedRequest(**report, **self._identity))
+
+    def finish(self, reason: JobReason, error: ErrorDetail | None = None) -> None:
+        """Ends the attempt."""
+        self._ending = True
+        error_json = _json(error) if error else ""
+        self._call(self._stub.Finish, pb.FinishRequest(reason=reason.value, error_json=error_json, **self._identity))
+
+    def close(self) -> None:
+        self._ending = True
+        self._closed.set()
+        if self._thread:
+            self._thread.join(_CALL_SECONDS)
+        self._channel.close()
+
+    @property
+    def intent(self) -> Intent:
+        """What the customer wants, as last heard."""
+        with self.changed:
+            return self._intent
+
+    def wait_for_grant(self, step: int, give_up: Callable[[], bool]) -> Intent:
+        """Returns once the step may start, or the intent is no longer to run, or `give_up()`; the intent."""
+        with self.changed:
+            self.changed.wait_for(lambda: self._granted >= step or self._intent is not Intent.RUN or give_up())
+            return self._intent
+
+    def _obey(self, orders: pb.Orders) -> None:
+        with self.changed:
+            self._granted = max(self._granted, orders.granted_through)
+            self._intent = _INTENTS.get(orders.intent, self._intent)
+            self.changed.notify_all()
+
+    def _call(self, method: Callable[..., Reply], request: Any) -> Reply:
+        """Retries what may pass until the lease has run out."""
+        delay = 0.1
+        while (left := self._left()) > 0:
+            try:
+                return method(request, timeout=min(left, _CALL_SECONDS), metadata=self._metadata)
+            except grpc.RpcError as error:
+                if error.code() is grpc.StatusCode.ABORTED:
+                    raise FencedError("the control plane answers that a newer attempt owns the job") from None
+                if error.code() not in _RETRIED:
+                    raise CallError(f"{type(request).__name__}: {error.code().name}: {error.details()}") from None
+            time.sleep(min(delay, max(0.0, self._left())))
+            delay = min(2 * delay, 1.0)
+        raise FencedError("the control plane did not answer before the lease had run out")
+
+    def _left(self) -> float:
+        return self._renewed + (self._lease or _BEGIN_SECONDS) - time.monotonic()
+
+    def _heartbeat(self) -> None:
+        pause = self._lease / 3
+        while not self._closed.wait(min(pause, max(0.0, self._fence_at() - time.monotonic()))):
+            sent = time.monotonic()
+            if sent >= self._fence_at():
+                return self._die("the lease could not be renewed")
+            timeout = max(0.05, min(self._lease / 3, self._fence_at() - sent))
+            try:
+                request = pb.HeartbeatRequest(**self._identity)
+                orders = self._stub.Heartbeat(request, timeout=timeout, metadata=self._metadata)
+            except (grpc.RpcError, ValueError) as error:  # ValueError: the channel has been closed
+                if self._ending and (self._closed.is_set() or _code(error) is grpc.StatusCode.ABORTED):
+                    return None
+                if _code(error) is grpc.StatusCode.ABORTED:
+                    return self._die("a newer attempt owns the job")
+                pause = self._lease / 15
+            else:
+                self._renewed, pause = sent, self._lease / 3
+                self._obey(orders)
+        return None
+
+    def _fence_at(self) -> float:
+        return self._renewed + _SELF_FENCE * self._lease
+
+
+def _code(error: Exception) -> grpc.StatusCode | None:
+    return error.code() if isinstance(error, grpc.RpcError) else None
+
+
+def _json(error: ErrorDetail) -> str:
+    """Within the size that the control plane takes: the last details are left out."""
+    while len(text := error.model_dump_json(exclude_none=True)) > _ERROR_CHARACTERS and error.details:
+        error = error.model_copy(update={"details": error.details[:-1]})
+    return text
+
+
+class Outbox:
+    """Sends steps and checkpoints in order from a thread of its own, so that the loop does not wait for them.
+
+    What it holds is bounded by the grants: a step starts only when one acknowledged before it has granted it. An error
+    is raised in the loop at its next call.
+    """
+
+    def __init__(self, control: ControlPlane) -> None:
+        self._control = control
+        self._changed = control.changed
+        self._items: deque[pb.Step | Callable[[], None]] = deque()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
+        self._thread.start()
+
+    def commit(self, step: pb.Step) -> None:
+        self._add(step)
+
+    def then(self, action: Callable[[], None]) -> None:
+        """Runs `action` once everything before it is acknowledged; what comes after waits for it."""
+        self._add(action)
+
+    def wait_for_grant(self, step: int) -> Intent:
+        intent = self._control.wait_for_grant(step, lambda: self._error is not None)
+        self._raise()
+        return intent
+
+    def drain(self) -> None:
+        """Returns once everything is acknowledged."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._error is not None or not self._items)
+        self._raise()
+
+    def _add(self, item: pb.Step | Callable[[], None]) -> None:
+        self._raise()
+        with self._changed:
+            self._items.append(item)
+            self._changed.notify_all()
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: bool(self._items))
+                    batch = self._next()
+                if isinstance(batch, list):
+                    self._control.commit(batch)
+                else:
+                    batch()
+                with self._changed:
+                    for _ in range(len(batch) if isinstance(batch, list) else 1):
+                        self._items.popleft()
+                    self._changed.notify_all()
+        except BaseException as error:
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+
+    def _next(self) -> list[pb.Step] | Callable[[], None]:
+        """All steps at the head of the queue, or the action there."""
+        steps: list[pb.Step] = []
+        for item in self._items:
+            if not isinstance(item, pb.Step):
+                return steps or item
+            steps.append(item)
+            if len(steps) == _STEPS_PER_CALL:
+                break
+        return steps

@@ -1,0 +1,138 @@
+"""The worker process: begin, do what the assignment says, end with a reason.
+
+`main(environment)` is what the scheduler starts, in a process of its own, by its dotted name; `python -m
+finery_gpu_workers.run` reads the process's environment. No actor class is needed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from pydantic import TypeAdapter
+
+from finery.types.errors import ErrorDetail
+from finery.types.methods import JobCreate
+from finery.types.models import ModelSource
+from finery.types.reasons import JobReason
+from finery_gpu_workers import seeds, storage
+from finery_gpu_workers.errors import WorkerError
+from finery_gpu_workers.methods.prepare import prepare
+from finery_gpu_workers.methods.sft import train
+from finery_gpu_workers.models.catalog import resolve
+from finery_gpu_workers.report import CallError, ControlPlane, FencedError
+from finery_gpu_workers.work import Ending, Work
+from finery_protos.v1 import worker_pb2 as pb
+
+_log = logging.getLogger(__name__)
+# Errors of the customer's choice of data or model; all others are ours.
+_CUSTOMERS = frozenset({"invalid_chat_template"})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The process's environment, `FINERY_…`."""
+
+    rpc_address: str
+    attempt_id: str
+    fence: int
+    attempt_token: str = field(repr=False)
+    store_url: str
+    model_cache: Path
+    device: str
+    torch_threads: int
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str]) -> Settings:
+        names = ("RPC_ADDRESS", "ATTEMPT_ID", "FENCE", "ATTEMPT_TOKEN", "STORE_URL", "MODEL_CACHE")
+        if missing := [f"FINERY_{name}" for name in names if not environment.get(f"FINERY_{name}")]:
+            raise SystemExit(f"expected {', '.join(missing)} in the worker's environment, found nothing")
+        address, attempt, fence, token, store, cache = (environment[f"FINERY_{name}"] for name in names)
+        device = environment.get("FINERY_DEVICE", "auto")
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        threads = seeds.torch_threads(environment)
+        return cls(address, attempt, int(fence), token, store, Path(cache), device, threads)
+
+
+def main(environment: Mapping[str, str]) -> None:
+    """One attempt, from its first call to its last. Returns when it is over, however it ended."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    settings = Settings.read(environment)
+    control = ControlPlane(settings.rpc_address, settings.attempt_id, settings.fence, settings.attempt_token)
+    try:
+        attempt(settings, control)
+    except FencedError as error:
+        _log.warning("attempt %s stops: %s", settings.attempt_id, error)
+    except CallError:
+        _log.exception("attempt %s stops", settings.attempt_id)
+    finally:
+        control.close()
+
+
+def attempt(settings: Settings, control: ControlPlane) -> None:
+    """Raises FencedError, CallError."""
+    code_version = version("finery-gpu-workers")
+    assignment = control.begin(code_version)
+    _log.info("attempt %s of job %s begins", settings.attempt_id, assignment.job_id)
+    with tempfile.TemporaryDirectory(prefix="finery-worker-") as folder:
+        try:
+            ending = _work(settings, control, assignment, Path(folder), code_version)
+        except FencedError:
+            raise
+        except Exception as error:
+            ending = ending_of(error, settings.attempt_id)
+    if ending:
+        control.finish(ending.reason, ending.error)
+        _log.info("attempt %s ends: %s", settings.attempt_id, ending.reason)
+
+
+def _work(
+    settings: Settings, control: ControlPlane, assignment: pb.Assignment, folder: Path, code_version: str
+) -> Ending | None:
+    source: ModelSource = TypeAdapter(ModelSource).validate_json(assignment.model_source_json)
+    spec = JobCreate.model_validate_json(assignment.spec_json)
+    seeds.deterministic(spec.seed, threads=settings.torch_threads)
+    work = Work(
+        control=control,
+        store=storage.open_store(settings.store_url),
+        assignment=assignment,
+        spec=spec,
+        model_folder=resolve(source, settings.model_cache),
+        device=settings.device,
+        folder=folder,
+        code_version=code_version,
+    )
+    if assignment.kind == pb.ATTEMPT_KIND_PREPARE:
+        return prepare(work, datetime.now(UTC))
+    return train(work)
+
+
+def ending_of(error: Exception, attempt_id: str) -> Ending:
+    """What an exception means for the job. The log gets the traceback, the customer a reference."""
+    _log.error("attempt %s fails", attempt_id, exc_info=error)
+    if isinstance(error, WorkerError) and error.code in _CUSTOMERS:
+        detail = ErrorDetail(
+            message=error.message, type="invalid_request_error", code=error.code, param=error.param or "model"
+        )
+        return Ending(JobReason.INVALID_DATA, detail)
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        message = "The worker ran out of memory; lower hyperparameters.micro_batch_tokens or max_length."
+        return Ending(JobReason.OUT_OF_MEMORY, _detail(message, "out_of_memory", "invalid_request_error"))
+    message = f"A fault on our side ended the attempt. Our log has the details under {attempt_id}."
+    return Ending(JobReason.PLATFORM_FAULT, _detail(message, "platform_fault", "server_error"))
+
+
+def _detail(message: str, code: str, type_: str) -> ErrorDetail:
+    return ErrorDetail(message=message, type=type_, code=code)
+
+
+if __name__ == "__main__":
+    main(os.environ)

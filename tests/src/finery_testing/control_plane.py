@@ -1,0 +1,241 @@
+"""A control plane in memory for worker tests: one job, real gRPC, and the rules that the real one enforces.
+
+It refuses what the real one refuses (tokens, fences, gaps, steps that were not granted, checkpoints whose steps are not
+committed or whose files are not in the store with the sha256 that was said, completion without proof), so that a wrong
+worker fails.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+
+from finery.types.errors import ErrorDetail
+from finery.types.methods import SftJobCreate
+from finery_protos.v1 import worker_pb2 as pb
+from finery_protos.v1.worker_pb2_grpc import WorkersServicer, add_WorkersServicer_to_server
+
+TENANT, JOB = "ten_test", "job_test"
+Q = TypeVar("Q")
+A = TypeVar("A")
+Hook = Callable[[str, Any], grpc.StatusCode | None]
+"""(name of the call, request) before it is handled; a status refuses it."""
+
+
+class _Refused(Exception):  # noqa: N818 - an answer, not an accident
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass
+class Finished:
+    reason: str
+    error: ErrorDetail | None
+
+
+@dataclass
+class FakeControlPlane(WorkersServicer):
+    """One job and its attempts, one after the other. `store` is the folder of a `file://` store."""
+
+    store: Path
+    spec: SftJobCreate
+    model: Path
+    training: bytes
+    validation: bytes | None = None
+    start_prefix: str = ""
+    grant_steps: int = 3
+    lease_seconds: float = 5.0
+    hook: Hook = lambda _name, _request: None
+    intent: pb.Intent.ValueType = pb.INTENT_RUN
+
+    fence: int = 0
+    kind: pb.AttemptKind.ValueType = pb.ATTEMPT_KIND_UNSPECIFIED
+    live: bool = False
+    step: int = 0
+    granted: int = 0
+    calls: list[str] = field(default_factory=list)
+    steps: list[pb.Step] = field(default_factory=list)
+    """Of all attempts, in the order of their commit."""
+    checkpoints: list[pb.PublishCheckpointRequest] = field(default_factory=list)
+    prepared: pb.ReportPreparedRequest | None = None
+    finished: Finished | None = None
+    refused: list[str] = field(default_factory=list)
+    """Refusals that only a wrong worker gets: all but those of hooks and fences."""
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+        self._server = grpc.server(ThreadPoolExecutor(8))
+        add_WorkersServicer_to_server(self, self._server)
+        self.port = self._server.add_insecure_port("127.0.0.1:0")
+        self._server.start()
+        for name, content in (("training", self.training), ("validation", self.validation)):
+            if content is not None:
+                path = self.store / TENANT / "files" / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+
+    def close(self) -> None:
+        self._server.stop(0).wait()
+
+    def attempt(self, kind: pb.AttemptKind.ValueType) -> dict[str, str]:
+        """A new attempt; the environment of its worker."""
+        with self._lock:
+            self.fence += 1
+            self.kind, self.live, self.finished = kind, True, None
+            self.step = self.granted = self.checkpoints[-1].step if self.checkpoints else 0
+        return {
+            "FINERY_RPC_ADDRESS": f"127.0.0.1:{self.port}",
+            "FINERY_ATTEMPT_ID": self._attempt_id,
+            "FINERY_FENCE": str(self.fence),
+            "FINERY_ATTEMPT_TOKEN": f"token-{self.fence}",
+            "FINERY_STORE_URL": self.store.as_uri(),
+            "FINERY_MODEL_CACHE": str(self.store.parent / "models"),
+            "FINERY_DEVICE": "cpu",
+            "FINERY_TORCH_THREADS": "1",
+        }
+
+    @property
+    def _attempt_id(self) -> str:
+        return f"att_{self.fence}"
+
+    @property
+    def _output_prefix(self) -> str:
+        return f"{TENANT}/jobs/{JOB}/{self._attempt_id}/"
+
+    # ---- the calls
+
+    def Begin(self, request: pb.BeginRequest, context: grpc.ServicerContext) -> pb.Assignment:  # noqa: N802
+        return self._answer("Begin", self._begin, request, context)
+
+    def Heartbeat(self, request: pb.HeartbeatRequest, context: grpc.ServicerContext) -> pb.Orders:  # noqa: N802
+        return self._answer("Heartbeat", lambda _: self._orders(), request, context)
+
+    def ReportPrepared(self, request: pb.ReportPreparedRequest, context: grpc.ServicerContext) -> pb.Orders:  # noqa: N802
+        return self._answer("ReportPrepared", self._report_prepared, request, context)
+
+    def CommitSteps(self, request: pb.CommitStepsRequest, context: grpc.ServicerContext) -> pb.Orders:  # noqa: N802
+        return self._answer("CommitSteps", self._commit_steps, request, context)
+
+    def PublishCheckpoint(  # noqa: N802
+        self, request: pb.PublishCheckpointRequest, context: grpc.ServicerContext
+    ) -> pb.PublishCheckpointResponse:
+        return self._answer("PublishCheckpoint", self._publish, request, context)
+
+    def Finish(self, request: pb.FinishRequest, context: grpc.ServicerContext) -> pb.FinishResponse:  # noqa: N802
+        return self._answer("Finish", self._finish, request, context)
+
+    def _answer(self, name: str, handler: Callable[[Q], A], request: Q, context: grpc.ServicerContext) -> A:
+        code = self.hook(name, request)
+        if code is not None:
+            context.abort(code, "as the test wants it")
+        try:
+            with self._lock:
+                self.calls.append(name)
+                self._check_identity(request, dict(context.invocation_metadata() or ()))
+                return handler(request)
+        except _Refused as refused:
+            if refused.code is not grpc.StatusCode.ABORTED:
+                self.refused.append(f"{name}: {refused}")
+            context.abort(refused.code, str(refused))
+            raise AssertionError("abort raises") from None
+
+    def _check_identity(self, request: Any, metadata: dict[str, Any]) -> None:
+        if metadata.get("authorization") != f"Bearer token-{request.fence}":
+            raise _Refused(grpc.StatusCode.UNAUTHENTICATED, "wrong token")
+        if not self.live or request.fence != self.fence or request.attempt_id != self._attempt_id:
+            raise _Refused(grpc.StatusCode.ABORTED, "fenced")
+
+    def _begin(self, request: pb.BeginRequest) -> pb.Assignment:
+        assignment = pb.Assignment(
+            kind=self.kind,
+            job_id=JOB,
+            tenant_id=TENANT,
+            spec_json=self.spec.model_dump_json(),
+            model_source_json=json.dumps({"type": "path", "path": str(self.model)}),
+            model_name="tiny",
+            training_key=f"{TENANT}/files/training",
+            training_sha256=hashlib.sha256(self.training).hexdigest(),
+            output_prefix=self._output_prefix,
+            start_prefix=self.start_prefix,
+            orders=self._orders(),
+        )
+        if self.validation is not None:
+            assignment.validation_key = f"{TENANT}/files/validation"
+            assignment.validation_sha256 = hashlib.sha256(self.validation).hexdigest()
+        if self.kind == pb.ATTEMPT_KIND_TRAIN:
+            assert self.prepared is not None
+            assignment.prepared_prefix = self.prepared.prepared_prefix
+            if self.checkpoints:
+                last = self.checkpoints[-1]
+                assignment.resume.CopyFrom(
+                    pb.Resume(step=last.step, prefix=last.resume_prefix, sha256=last.resume_sha256)
+                )
+        return assignment
+
+    def _report_prepared(self, request: pb.ReportPreparedRequest) -> pb.Orders:
+        self._must(self.kind == pb.ATTEMPT_KIND_PREPARE, "not a prepare attempt")
+        self._must(request.prepared_prefix.startswith(self._output_prefix), "prepared_prefix is not the attempt's")
+        self.prepared, self.live = request, False
+        return self._orders()
+
+    def _commit_steps(self, request: pb.CommitStepsRequest) -> pb.Orders:
+        for step in request.steps:
+            if step.step <= self.step and step.step > 0:
+                continue
+            self._must(step.step in (self.step + 1, 0), f"expected step {self.step + 1}, found {step.step}")
+            self._must(step.step <= self.granted, f"step {step.step}: granted through {self.granted}")
+            self._must(all(usage.unit.endswith(f":{step.step}") for usage in step.usage), "a unit of another step")
+            self.steps.append(step)
+            self.step = step.step
+        return self._orders()
+
+    def _publish(self, request: pb.PublishCheckpointRequest) -> pb.PublishCheckpointResponse:
+        assert self.prepared is not None
+        self._must(1 <= request.step <= self.step, f"committed through {self.step}, found {request.step}")
+        self._must(request.final == (request.step == self.prepared.total_steps), "final only at the last step")
+        self._must(not self.checkpoints or request.step > self.checkpoints[-1].step, "a checkpoint twice")
+        for file in request.files:
+            content = self._object(request.prefix, file.path)
+            self._must(hashlib.sha256(content).hexdigest() == file.sha256, f"sha256 of {file.path}")
+            self._must(len(content) == file.bytes, f"size of {file.path}")
+        index = self._object(request.resume_prefix, "index.json")
+        self._must(hashlib.sha256(index).hexdigest() == request.resume_sha256, "sha256 of the resume index")
+        json.loads(request.manifest_json, parse_constant=lambda name: self._must(False, f"{name} in the manifest"))
+        self.checkpoints.append(request)
+        return pb.PublishCheckpointResponse(checkpoint_id=f"ckpt_{request.step}", orders=self._orders())
+
+    def _finish(self, request: pb.FinishRequest) -> pb.FinishResponse:
+        if request.reason == "completed":
+            assert self.prepared is not None
+            self._must(self.step == self.prepared.total_steps, "completed before the last step")
+            self._must(bool(self.checkpoints) and self.checkpoints[-1].final, "completed without a final checkpoint")
+        self._must(len(request.error_json) <= 16_384, "error_json is too long")
+        error = ErrorDetail.model_validate_json(request.error_json) if request.error_json else None
+        self.finished, self.live = Finished(request.reason, error), False
+        return pb.FinishResponse()
+
+    def _orders(self) -> pb.Orders:
+        total = self.prepared.total_steps if self.prepared else 0
+        if self.intent == pb.INTENT_RUN:
+            self.granted = max(self.granted, min(self.step + self.grant_steps, total))
+        return pb.Orders(intent=self.intent, granted_through=self.granted, lease_seconds=self.lease_seconds)
+
+    def _object(self, prefix: str, path: str) -> bytes:
+        self._must(prefix.startswith(self._output_prefix), f"{prefix} is not the attempt's")
+        file = self.store / prefix / path
+        self._must(file.is_file(), f"{path} is not in the store")
+        return file.read_bytes()
+
+    def _must(self, condition: bool, message: str) -> None:
+        if not condition:
+            raise _Refused(grpc.StatusCode.FAILED_PRECONDITION, message)
+        return
