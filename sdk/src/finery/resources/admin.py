@@ -1,4 +1,4 @@
-"""What operators do: tenants, their keys, the model catalogue."""
+"""What operators do: tenants and their keys. (Base models: `client.models.create`.)"""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 from finery import _calls
 from finery._paging import AsyncPages, Pages
 from finery._transport import AsyncTransport, SyncTransport
-from finery.types.models import Model
 from finery.types.tenants import Key, Tenant
 
 
@@ -15,11 +14,6 @@ class Admin:
     def __init__(self, transport: SyncTransport) -> None:
         self.tenants = Tenants(transport)
         self.keys = Keys(transport)
-        self._transport = transport
-
-    def register_model(self, **fields: Any) -> Model:
-        """Add a base model; the fields are those of `finery.types.models.ModelCreate`."""
-        return self._transport.send(_calls.create_model(fields, self._transport.config.runtime.new_key()))
 
 
 class Tenants:
@@ -52,11 +46,6 @@ class AsyncAdmin:
     def __init__(self, transport: AsyncTransport) -> None:
         self.tenants = AsyncTenants(transport)
         self.keys = AsyncKeys(transport)
-        self._transport = transport
-
-    async def register_model(self, **fields: Any) -> Model:
-        """Add a base model; the fields are those of `finery.types.models.ModelCreate`."""
-        return await self._transport.send(_calls.create_model(fields, self._transport.config.runtime.new_key()))
 
 
 class AsyncTenants:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import itertools
 from collections.abc import AsyncGenerator, Generator
 from typing import Any
 
@@ -41,11 +42,12 @@ class Jobs:
         """Ask for an end; a running job stores a checkpoint first. `ConflictError` if it has ended otherwise."""
         return self._transport.send(_calls.cancel_job(job, self._transport.config.runtime.new_key()))
 
-    def events(self, job: Job | str, *, after: int = 0) -> builtins.list[Event]:
-        """The history so far, behind seq `after`, oldest first."""
+    def events(self, job: Job | str, *, after: int = 0, limit: int | None = None) -> builtins.list[Event]:
+        """The history so far, behind seq `after`, oldest first; at most `limit` events."""
         follower = Follower(_calls.id_of(job, "job"), after, self._transport.config)
         pages = Pages(self._transport.send, _calls.list_events(job, after))
-        return [event for event in pages if follower.advance(event)]
+        fresh = (event for event in pages if follower.advance(event))
+        return builtins.list(itertools.islice(fresh, limit))
 
     def stream(self, job: Job | str, *, after: int = 0) -> Generator[Event, None, None]:
         """Events as they happen, from behind seq `after` to the job's end: gapless, none twice.
@@ -98,11 +100,17 @@ class AsyncJobs:
         """Ask for an end; a running job stores a checkpoint first. `ConflictError` if it has ended otherwise."""
         return await self._transport.send(_calls.cancel_job(job, self._transport.config.runtime.new_key()))
 
-    async def events(self, job: Job | str, *, after: int = 0) -> builtins.list[Event]:
-        """The history so far, behind seq `after`, oldest first."""
+    async def events(self, job: Job | str, *, after: int = 0, limit: int | None = None) -> builtins.list[Event]:
+        """The history so far, behind seq `after`, oldest first; at most `limit` events."""
         follower = Follower(_calls.id_of(job, "job"), after, self._transport.config)
         pages = AsyncPages(self._transport.send, _calls.list_events(job, after))
-        return [event async for event in pages if follower.advance(event)]
+        events: builtins.list[Event] = []
+        async for event in pages:
+            if limit is not None and len(events) >= limit:
+                break
+            if follower.advance(event):
+                events.append(event)
+        return events
 
     def stream(self, job: Job | str, *, after: int = 0) -> AsyncGenerator[Event, None]:
         """Events as they happen, from behind seq `after` to the job's end: gapless, none twice.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from finery import _calls
 from finery._paging import AsyncPages, Pages
 from finery._transport import AsyncTransport, SyncTransport
@@ -19,6 +21,10 @@ class Models:
         """By id or by name."""
         return self._transport.send(_calls.retrieve_model(model))
 
+    def create(self, **fields: Any) -> Model:
+        """Add a base model (operators); the fields are those of `finery.types.models.ModelCreate`."""
+        return self._transport.send(_calls.create_model(fields, self._transport.config.runtime.new_key()))
+
 
 class AsyncModels:
     def __init__(self, transport: AsyncTransport) -> None:
@@ -30,3 +36,7 @@ class AsyncModels:
     async def retrieve(self, model: Model | str) -> Model:
         """By id or by name."""
         return await self._transport.send(_calls.retrieve_model(model))
+
+    async def create(self, **fields: Any) -> Model:
+        """Add a base model (operators); the fields are those of `finery.types.models.ModelCreate`."""
+        return await self._transport.send(_calls.create_model(fields, self._transport.config.runtime.new_key()))

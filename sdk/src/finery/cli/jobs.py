@@ -1,0 +1,180 @@
+"""`finery jobs`"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from finery.cli import spec as specs
+from finery.cli.files import Limit, send, show
+from finery.cli.output import AsJson, client, err, out, print_facts, print_json, print_table, summary, text
+from finery.cli.progress import JobProgress
+from finery.client import Finery
+from finery.errors import JobFailedError
+from finery.types.jobs import Job
+
+app = typer.Typer(no_args_is_help=True)
+JobId = Annotated[str, typer.Argument(metavar="JOB", help="Its id.")]
+Data = Annotated[str | None, typer.Option(metavar="FILE", help="Training file: an id, or a path to upload.")]
+Held = Annotated[str | None, typer.Option(metavar="FILE", help="Held-out file: an id, or a path to upload.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=VALUE", help="A hyper-parameter (learning_rate=3e-4) or any field (adapter.rank=8)."),
+]
+Spec = Annotated[
+    Path | None, typer.Option(exists=True, dir_okay=False, help="The whole job as JSON; other options override it.")
+]
+Wait = Annotated[bool, typer.Option("--wait", help="Watch it to the end; exits with 1 if it does not succeed.")]
+
+
+@app.command()
+def create(
+    method: Annotated[str | None, typer.Option(help="sft")] = None,
+    model: Annotated[str | None, typer.Option(help="Base model, by name or id.")] = None,
+    from_checkpoint: Annotated[str | None, typer.Option(help="Start here instead of at a base model.")] = None,
+    file: Data = None,
+    validation_file: Held = None,
+    name: Annotated[str | None, typer.Option(help="For people.")] = None,
+    seed: Annotated[int | None, typer.Option()] = None,
+    set: Set = None,  # noqa: A002 (the option's name)
+    spec: Spec = None,
+    wait: Wait = False,
+    json: AsJson = False,
+) -> None:
+    """Submit a job."""
+    given = {"method": method, "model": model, "from_checkpoint": from_checkpoint, "name": name, "seed": seed}
+    with client() as finery:
+        body = _body(spec, {key: value for key, value in given.items() if value is not None}, set or [])
+        for field, source in (("training_file", file), ("validation_file", validation_file)):
+            if source is not None:
+                body[field] = _file_id(finery, source)
+        job = finery.jobs.create(**body)
+        if not wait:
+            _print(job, json)
+            err.print(f"[dim]Watch it: finery jobs watch {job.id}[/dim]")
+            return
+        err.print(f"{job.id} submitted")
+        _end(_watch(finery, job, quiet=json), json)
+
+
+@app.command("list")
+def list_(limit: Limit = 20, json: AsJson = False) -> None:
+    """Newest first."""
+    with client() as finery:
+        jobs = [job for job, _ in zip(finery.jobs.list(limit=min(limit, 100)), range(limit), strict=False)]
+    if json:
+        print_json(jobs)
+        return
+    rows = ((job.id, job.name, job.method, job.model, job.state, _steps(job), job.cost, job.created_at) for job in jobs)
+    print_table(("id", "name", "method", "model", "state", "step", "cost", "created"), rows)
+
+
+@app.command()
+def get(job: JobId, json: AsJson = False) -> None:
+    """State, progress, usage and cost."""
+    with client() as finery:
+        _print(finery.jobs.retrieve(job), json)
+
+
+@app.command()
+def cancel(job: JobId, json: AsJson = False) -> None:
+    """End a job; a running one stores a checkpoint first."""
+    with client() as finery:
+        _print(finery.jobs.cancel(job), json)
+
+
+@app.command()
+def events(
+    job: JobId,
+    after: Annotated[int, typer.Option(help="Only what comes behind this number.", min=0)] = 0,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Its history, one event a line (with --json, one JSON object a line)."""
+    with client() as finery:
+        history = finery.jobs.stream(job, after=after) if follow else finery.jobs.events(job, after=after)
+        for event in history:
+            if json:
+                typer.echo(event.model_dump_json())
+            else:
+                line = f"{event.seq:>5}  {text(event.created_at)}  {event.type:<10}  {summary(event)}"
+                out.print(line, markup=False, highlight=False)
+
+
+@app.command()
+def watch(job: JobId, json: AsJson = False) -> None:
+    """A live progress bar until the job ends; exits with 1 if it does not succeed."""
+    with client() as finery:
+        _end(_watch(finery, finery.jobs.retrieve(job), quiet=json), json)
+
+
+def _watch(finery: Finery, job: Job, *, quiet: bool) -> Job:
+    try:
+        if quiet:
+            return finery.jobs.wait(job, raise_on_failure=False)
+        with JobProgress(err, label=job.name or job.method) as progress:
+            return finery.jobs.wait(job, on_event=progress, raise_on_failure=False)
+    except KeyboardInterrupt:
+        err.print(f"The job goes on. Watch it again: finery jobs watch {job.id}; end it: finery jobs cancel {job.id}")
+        raise typer.Exit(130) from None
+
+
+def _end(job: Job, as_json: bool) -> None:
+    """Print the ended job; a failure is raised too, and so its reason is printed."""
+    _print(job, as_json)
+    if job.state != "succeeded":
+        raise JobFailedError(job)
+
+
+def _body(spec: Path | None, given: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
+    try:
+        body = {**(specs.load(spec) if spec else {}), **given}
+        for assignment in assignments:
+            specs.assign(body, assignment)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    return body
+
+
+def _file_id(finery: Finery, source: str) -> str:
+    path = Path(source)
+    if not path.is_file():
+        if source.startswith("file_"):
+            return source
+        raise typer.BadParameter(f"expected the id of a file or the path of one, found {source!r}")
+    file = send(finery, path)
+    if file.status == "invalid":
+        show(file)
+        raise typer.Exit(1)
+    return file.id
+
+
+def _steps(job: Job) -> str:
+    total = job.progress.total_steps
+    return f"{job.progress.step}/{total if total is not None else '?'}"
+
+
+def _print(job: Job, as_json: bool) -> None:
+    if as_json:
+        print_json(job)
+        return
+    state = f"{job.state!s}" + (f", place {job.position} in the queue" if job.position else "")
+    print_facts(
+        (
+            ("id", job.id),
+            ("name", job.name),
+            ("method", job.method),
+            ("model", job.model),
+            ("from", job.from_checkpoint),
+            ("state", state),
+            ("why", job.error.message if job.error else job.message),
+            ("step", _steps(job)),
+            ("usage", job.usage),
+            ("cost", job.cost),
+            ("created", job.created_at),
+            ("started", job.started_at),
+            ("finished", job.finished_at),
+        )
+    )

@@ -1,0 +1,133 @@
+"""What the command prints: tables for people, JSON for programs, errors in one readable line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from decimal import Decimal
+from typing import Annotated, Any
+
+import typer
+from pydantic import BaseModel
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from finery.client import Finery
+from finery.errors import APIError, AuthenticationError, FineryError, InternalServerError, JobFailedError, NotFoundError
+from finery.types.jobs import Event
+from finery.types.money import plain
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+out = Console(soft_wrap=True)
+err = Console(stderr=True, soft_wrap=True)
+
+
+def client() -> Finery:
+    return Finery()
+
+
+def print_json(value: BaseModel | Iterable[BaseModel]) -> None:
+    """One JSON document on stdout, never wrapped or coloured."""
+    if isinstance(value, BaseModel):
+        document: Any = value.model_dump(mode="json")
+    else:
+        document = [item.model_dump(mode="json") for item in value]
+    typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    table = Table(*columns, box=None, header_style="bold", pad_edge=False)
+    for row in rows:
+        table.add_row(*(escape(text(cell)) for cell in row))
+    out.print(table)
+
+
+def print_facts(facts: Iterable[tuple[str, object]]) -> None:
+    """Name and value, one a line; what is not known is left out."""
+    table = Table.grid(padding=(0, 2))
+    for name, value in facts:
+        if value is not None:
+            table.add_row(f"[bold]{name}[/bold]", escape(text(value)))
+    out.print(table)
+
+
+def text(value: object) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, Decimal):
+        return f"${plain(value)}"
+    if isinstance(value, datetime):
+        return value.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {item}" for key, item in value.items()) or "–"
+    return str(value)
+
+
+def size(count: int) -> str:
+    """Bytes for people: 1.5 MB."""
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"
+
+
+def summary(event: Event) -> str:
+    """An event in one line."""
+    data = event.data
+    match event.type:
+        case "state":
+            return " ".join(str(data[key]) for key in ("to", "message") if data.get(key))
+        case "metric":
+            names = ("loss", "trained_tokens", "tokens_per_second", "learning_rate", "cost")
+            known = (f"{name} {number(data[name])}" for name in names if data.get(name) is not None)
+            return f"step {data.get('step')}/{data.get('total_steps', '?')}  " + "  ".join(known)
+        case "eval":
+            return f"step {data.get('step')}  held-out loss {number(data.get('loss'))}"
+        case _:
+            return "  ".join(f"{key} {number(value)}" for key, value in data.items() if value is not None)
+
+
+def number(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def print_error(error: FineryError) -> None:
+    """One line, what else the server said, the request id, and what to do."""
+    message = error.message if isinstance(error, APIError) else str(error)
+    where = f" [dim]({escape(error.param)})[/dim]" if isinstance(error, APIError) and error.param else ""
+    err.print(f"[bold red]Error:[/bold red] {escape(message)}{where}")
+    for detail in details(error)[:10]:
+        err.print(f"  {escape(detail)}")
+    if isinstance(error, APIError) and error.request_id:
+        err.print(f"[dim]{escape(str(error.code))}, request {escape(error.request_id)}[/dim]")
+    if advice := _hint(error):
+        err.print(f"[dim]Hint: {escape(advice)}[/dim]")
+
+
+def details(error: FineryError) -> list[str]:
+    job_error = error.job.error if isinstance(error, JobFailedError) else None
+    found = (error.details if isinstance(error, APIError) else job_error.details if job_error else None) or []
+    return [problem(item.get("line"), str(item.get("path") or item.get("param") or ""), item) for item in found]
+
+
+def problem(line: int | None, path: str, item: dict[str, Any]) -> str:
+    place = " ".join(part for part in (f"line {line}" if line else "", path) if part)
+    said = " ".join(str(item[key]) for key in ("message", "hint") if item.get(key)) or json.dumps(item)
+    return f"{place}: {said}" if place else said
+
+
+def _hint(error: FineryError) -> str | None:
+    if isinstance(error, AuthenticationError):
+        return "check FINERY_API_KEY, and that FINERY_BASE_URL is the server that issued it."
+    if isinstance(error, NotFoundError):
+        return "check the id, and that the key belongs to the tenant that owns it."
+    if isinstance(error, InternalServerError):
+        return "the fault is on the server's side; quote the request id when you report it."
+    if isinstance(error, JobFailedError):
+        return f"finery jobs events {error.job.id}"
+    return None
