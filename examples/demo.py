@@ -106,7 +106,7 @@ def follow(client: Finery, job: Job) -> tuple[Job, list[Event]]:
     with JobProgress(console=console) as progress:
         for event in client.jobs.stream(job.id):
             events.append(event)
-            progress.update(event)
+            progress(event)
     return client.jobs.wait(job.id), events
 
 
