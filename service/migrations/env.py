@@ -5,12 +5,13 @@ from __future__ import annotations
 from alembic import context
 from sqlalchemy import Connection, NullPool, create_engine
 
+from finery_service.db.migrate import differs
 from finery_service.db.tables import metadata
 from finery_service.settings import Settings, required
 
 
 def run(connection: Connection) -> None:
-    context.configure(connection=connection, target_metadata=metadata, compare_type=True)
+    context.configure(connection=connection, target_metadata=metadata, compare_type=differs)
     with context.begin_transaction():
         context.run_migrations()
 

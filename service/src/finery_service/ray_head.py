@@ -15,8 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-_LONGEST_FOLDER = 42
-"""Ray puts unix sockets up to 64 characters deeper; the kernel's limit is 107."""
+_LONGEST_FOLDER = 40
+"""Ray puts unix sockets up to 66 characters deeper; the kernel's limit is 107."""
 
 
 def folder(home: Path) -> Path:

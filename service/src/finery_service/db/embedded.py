@@ -77,11 +77,11 @@ def dsn(role: str, password: str, port: int, database: str = DATABASE) -> str:
     return f"postgresql://{role}:{quote(password, safe='')}@127.0.0.1:{port}/{database}"
 
 
-def prepare(folder: Path, passwords: Mapping[str, str]) -> Cluster:
+def prepare(folder: Path, passwords: Mapping[str, str], *, packages: Path | None = None) -> Cluster:
     """Make `folder/data` a database cluster unless it is one.
 
-    `passwords` holds one for `ADMIN`. As root the binaries are copied to `folder/binaries` when they lie where the
-    server's user cannot go.
+    `passwords` holds one for `ADMIN`; `packages` is the site-packages with the binaries, ours by default. As root the
+    binaries are copied to `folder/binaries` when they lie where the server's user cannot go.
     """
     data = folder / "data"
     user = _server_user(data)
@@ -92,7 +92,7 @@ def prepare(folder: Path, passwords: Mapping[str, str]) -> Cluster:
             f"PostgreSQL runs as uid {user.uid} and cannot pass {blocked} to its data in {data}: "
             f"run `chmod o+x {blocked}`, or choose another home folder"
         )
-    binaries = _reachable_binaries(folder, user)
+    binaries = _reachable_binaries(packages or _installed(), folder, user)
     if not (data / "PG_VERSION").exists():
         _initdb(folder, data, binaries, user, passwords[ADMIN])
     return Cluster(data, binaries, user)
@@ -194,8 +194,7 @@ def _installed() -> Path:
     return Path(spec.origin).parent.parent
 
 
-def _reachable_binaries(folder: Path, user: User) -> Path:
-    source = _installed()
+def _reachable_binaries(source: Path, folder: Path, user: User) -> Path:
     if first_closed(source / _FOLDER / "bin", user) is None:
         return source / _FOLDER / "bin"
     copy = folder / "binaries"

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Connection, NullPool, create_engine
+from sqlalchemy import Connection, NullPool, String, create_engine
+from sqlalchemy.types import TypeEngine
+from sqlmodel.sql.sqltypes import AutoString
 
 import finery_service
 
@@ -27,6 +30,11 @@ def configuration(connection: Connection | None = None) -> Config:
     config.set_main_option("script_location", str(migrations_folder()).replace("%", "%%"))
     config.attributes["connection"] = connection
     return config
+
+
+def differs(_context: Any, _column: Any, _ours: Any, found: TypeEngine[Any], expected: TypeEngine[Any]) -> bool | None:
+    """For alembic's comparison of types: the schema says `text` where SQLModel says `varchar`, which is the same."""
+    return False if isinstance(found, String) and isinstance(expected, AutoString | String) else None
 
 
 def upgrade(owner_dsn: str, revision: str = "head") -> None:
