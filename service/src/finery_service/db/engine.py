@@ -17,7 +17,13 @@ _TENANT = "finery_tenant"
 def create_engine(dsn: str, *, pool_size: int = 10) -> AsyncEngine:
     """`dsn` as `postgresql://user:password@host:port/database`."""
     url = dsn.replace("postgresql://", "postgresql+psycopg://", 1)
-    return create_async_engine(url, pool_size=pool_size, max_overflow=pool_size, pool_pre_ping=True)
+    return create_async_engine(
+        url,
+        pool_size=pool_size,
+        max_overflow=pool_size,
+        pool_pre_ping=True,  # a server that was started again costs nobody a request
+        connect_args={"connect_timeout": 10},
+    )
 
 
 @event.listens_for(Session, "after_begin")
