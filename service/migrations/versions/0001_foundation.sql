@@ -255,6 +255,7 @@ create policy one_tenant on tenants for select to finery_app using (id = current
 create policy system on tenants to finery_system using (true) with check (true);
 
 grant select on tenants, projects, api_keys, models, price_books, checkpoints, attempts, usage_records to finery_app;
+grant select on alembic_version to finery_app, finery_system; -- /readyz compares it with the code's
 grant select, insert on files, events, idempotency_keys to finery_app;
 grant select, insert, update on jobs, job_heads to finery_app;
 grant select, insert, update, delete on tenants, models, price_books, operator_keys, leases to finery_system;

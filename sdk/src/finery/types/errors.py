@@ -24,6 +24,8 @@ class Problem(BaseModel):
 
     line: int | None = None
     """1-based line of the file; None when the whole file is meant."""
+    offset: int | None = None
+    """0-based byte of the file at which the line begins."""
     path: str = ""
     """Place inside the row, as in `messages[1].content`."""
     code: str

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from finery.types.files import File
+from finery.types.pages import Page
+from finery_service.auth.caller import TenantMember
+from finery_service.db.engine import transaction
+from finery_service.files import service
+from finery_service.http.answers import answer
+from finery_service.http.context import Here
+from finery_service.http.openapi import guarded
+from finery_service.http.paging import After, Limit
+
+router = APIRouter(prefix="/v1/files", tags=["files"])
+
+_TEXT = {"type": "string"}
+_FORM: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file"],
+                    "properties": {
+                        "file": {"type": "string", "format": "binary", "description": "JSONL, with a filename."},
+                        "name": {**_TEXT, "description": "Shown instead of the filename; at most 255 bytes."},
+                        "project": {**_TEXT, "description": "Id of the project; the key's own if left out."},
+                        "purpose": {**_TEXT, "description": "Taken and not used: for clients that send one."},
+                    },
+                }
+            }
+        },
+    }
+}
+
+
+@router.post("", status_code=201, response_model=File, responses=guarded(400, 409, 413, 415, 422), openapi_extra=_FORM)
+async def upload(request: Request, services: Here, member: TenantMember) -> Response:
+    """Upload a data set. The answer says whether it is `valid`, and what is wrong with which line."""
+    return await service.upload(services, member, request)
+
+
+@router.get("", response_model=Page[File], responses=guarded(400))
+async def list_(services: Here, member: TenantMember, after: After = None, limit: Limit = 20) -> Response:
+    """Your files, newest first."""
+    async with transaction(services.app_engine, member.tenant_id) as session:
+        return answer(await service.list_page(session, member.tenant_id, after=after, limit=limit))
+
+
+@router.get("/{file_id}", response_model=File, responses=guarded(404))
+async def retrieve(file_id: str, services: Here, member: TenantMember) -> Response:
+    async with transaction(services.app_engine, member.tenant_id) as session:
+        return answer(await service.get(session, member.tenant_id, file_id))

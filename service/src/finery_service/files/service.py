@@ -1,0 +1,131 @@
+"""Uploaded data sets: immutable, checked at upload, one object per content within a tenant."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from fastapi import Request, Response
+from sqlmodel.ext.asyncio.session import AsyncSession
+
+from finery.types.errors import Problem
+from finery.types.files import File
+from finery.types.ids import new_id
+from finery.types.pages import Page
+from finery_service.auth.caller import Member
+from finery_service.auth.idempotency import do_once, fingerprint_of, once_of, replay
+from finery_service.clock import milliseconds
+from finery_service.db.engine import transaction
+from finery_service.errors import ServiceError, not_found
+from finery_service.files import intake, store
+from finery_service.files.form import Form, read_form
+from finery_service.files.intake import Received
+from finery_service.files.tables import FileRow
+from finery_service.http.bodies import limited, refuse_compressed
+from finery_service.http.context import Services
+from finery_service.http.multipart import Multipart
+from finery_service.http.paging import is_id, page_of, to_page
+from finery_service.tenants import store as tenants
+
+UPLOADS = "uploads"
+"""Prefix of objects that are still coming in."""
+_FORM_SLACK = 4 * 2**20  # for the other fields and what lies between the parts
+
+
+async def upload(services: Services, member: Member, request: Request) -> Response:
+    """201 with the file, valid or invalid. Raises 400 and 413; then nothing is left behind."""
+    now, limit = services.clock(), services.settings.max_file_bytes
+    file_id = new_id("file", milliseconds(now))
+    temporary = f"{UPLOADS}/{member.tenant_id}/{file_id}"
+    refuse_compressed(request)
+    form = Form()
+    chunks = limited(request, limit + _FORM_SLACK, lambda _: intake.file_too_large(limit))
+    multipart = Multipart(request.headers.get("content-type", ""), chunks)
+    try:
+        await read_form(
+            multipart,
+            form,
+            lambda data: intake.receive(services.store, temporary, data, limit),
+            services.settings.max_body_bytes,
+        )
+        return await _keep(services, member, request, file_id, form, now)
+    finally:
+        if form.received is not None:
+            await intake.discard(services.store, temporary)
+
+
+async def _keep(
+    services: Services, member: Member, request: Request, file_id: str, form: Form, now: datetime
+) -> Response:
+    received, project = form.received, form.fields.get("project", member.project_id)
+    assert received is not None
+    fingerprint = fingerprint_of(form.name, project, received.sha256)
+    once = once_of(request, member.tenant_id, fingerprint)
+    # Whatever can be refused is refused before the object moves: the move and the row cannot be one transaction.
+    async with transaction(services.app_engine, member.tenant_id) as session:
+        if not is_id(project) or not await tenants.project_exists(session, member.tenant_id, project):
+            message = "project: expected the id of one of your projects, found another one."
+            raise ServiceError(400, "project_not_found", message, param="project")
+        before = await replay(session, once)
+    if before is not None:
+        return before
+    key = f"{member.tenant_id}/files/{received.sha256}"
+    await intake.settle(services.store, received, key)
+    services.metrics.uploaded_bytes.inc(received.bytes)
+    row = _to_row(member, project, file_id, form.name, received, key, now)
+    async with transaction(services.app_engine, member.tenant_id) as session:
+        return await do_once(session, once, lambda: _insert(session, row), now)
+
+
+async def _insert(session: AsyncSession, row: FileRow) -> File:
+    session.add(row)
+    await session.flush()
+    return to_file(row)
+
+
+async def get(session: AsyncSession, tenant_id: str, file_id: str) -> File:
+    row = await store.get(session, tenant_id, file_id) if is_id(file_id) else None
+    if row is None:
+        raise not_found("file", file_id)
+    return to_file(row)
+
+
+async def list_page(session: AsyncSession, tenant_id: str, *, after: str | None, limit: int) -> Page[File]:
+    rows, has_more = await page_of(session, FileRow, FileRow.tenant_id == tenant_id, after=after, limit=limit)
+    return to_page([to_file(row) for row in rows], has_more)
+
+
+def _to_row(
+    member: Member, project: str, file_id: str, name: str, received: Received, key: str, now: datetime
+) -> FileRow:
+    report = received.report
+    return FileRow(
+        tenant_id=member.tenant_id,
+        id=file_id,
+        project_id=project,
+        name=name,
+        bytes=received.bytes,
+        sha256=received.sha256,
+        object_key=key,
+        status=report.status,
+        format=report.format,
+        rows=report.rows,
+        errors=[problem.model_dump(mode="json") for problem in report.problems],
+        error_count=report.problem_count,
+        created_at=now,
+    )
+
+
+def to_file(row: FileRow) -> File:
+    return File(
+        id=row.id,
+        project=row.project_id,
+        name=row.name,
+        bytes=row.bytes,
+        sha256=row.sha256,
+        status=row.status,
+        format=row.format,
+        rows=row.rows,
+        errors=tuple(Problem.model_validate(problem) for problem in row.errors),
+        error_count=row.error_count,
+        created_at=row.created_at,
+    )

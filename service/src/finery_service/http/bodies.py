@@ -1,0 +1,124 @@
+"""JSON bodies: read with a limit, parsed strictly, errors named by field."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from fastapi import Request
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from finery.types import base
+from finery_service.errors import ServiceError
+from finery_service.http.strict_json import StrictReader, canonical_sha256, dotted, printable
+
+B = TypeVar("B", bound=base.Request)
+
+_CODES = {"missing": "missing_field", "extra_forbidden": "unknown_field"}
+_TOLD = 20
+
+
+@dataclass(frozen=True)
+class Body(Generic[B]):
+    value: B
+    sha256: str
+    """Of the canonical JSON: the order of keys does not matter."""
+
+
+async def read_json(request: Request, kind: type[B], limit: int, *, root_param: str | None = None) -> Body[B]:
+    """The request's body as a `kind`.
+
+    Raises 400 naming every wrong field, 413 over `limit` bytes, 415 if it is compressed. `root_param` is named where
+    the error is about several fields together.
+    """
+    refuse_compressed(request)
+    raw = b"".join([chunk async for chunk in limited(request, limit, body_too_large)])
+    return parse_json(raw, kind, root_param=root_param)
+
+
+def refuse_compressed(request: Request) -> None:
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("identity", ""):
+        message = f"Expected a body without Content-Encoding, found {printable(encoding)!r}; send it uncompressed."
+        raise ServiceError(415, "unsupported_content_encoding", message, param="content-encoding")
+
+
+async def limited(request: Request, limit: int, too_large: Callable[[int], ServiceError]) -> AsyncIterator[bytes]:
+    """The body's chunks; raises `too_large(limit)` as soon as it is known to be longer than `limit` bytes."""
+    declared = request.headers.get("content-length", "0")
+    if declared.isdigit() and int(declared) > limit:
+        raise too_large(limit)
+    received = 0
+    async for chunk in request.stream():
+        received += len(chunk)
+        if received > limit:
+            raise too_large(limit)
+        yield chunk
+
+
+def body_too_large(limit: int) -> ServiceError:
+    message = f"Expected a body of at most {limit} bytes, found more; send less."
+    return ServiceError(413, "body_too_large", message, details=[{"limit": limit}])
+
+
+def parse_json(raw: bytes, kind: type[B], *, root_param: str | None = None) -> Body[B]:
+    """See `read_json`."""
+    try:
+        value, flaws = StrictReader().read(raw.decode())
+    except UnicodeDecodeError as error:
+        message = f"Expected a JSON body in UTF-8, found an invalid byte at offset {error.start}."
+        raise ServiceError(400, "invalid_utf8", message) from None
+    except ValueError as error:
+        raise ServiceError(400, "invalid_json", f"Expected a JSON object as the body: {error}.") from None
+    if flaws:
+        raise _refusal([(dotted(flaw.path), flaw.code, flaw.message) for flaw in flaws])
+    try:
+        return Body(kind.model_validate_json(raw), canonical_sha256(value))
+    except ValidationError as error:
+        errors = error.errors(include_url=False, include_context=False)
+        raise _refusal([_problem(problem, value, root_param) for problem in errors]) from None
+
+
+def _refusal(problems: list[tuple[str | None, str, str]]) -> ServiceError:
+    param, code, message = problems[0]
+    more = f" ({len(problems) - 1} more in details.)" if len(problems) > 1 else ""
+    text = f"{param}: {message}." if param else f"{message[:1].upper()}{message[1:]}."
+    details = [{"param": param, "code": code, "message": text} for param, code, text in problems[:_TOLD]]
+    return ServiceError(400, code, text + more, param=param, details=details)
+
+
+def _problem(error: ErrorDetails, body: Any, root_param: str | None) -> tuple[str | None, str, str]:
+    param = field_name(error["loc"], body, missing=error["type"] == "missing")
+    message = error["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
+    message = message[:1].lower() + message[1:]
+    if error["type"] not in _CODES and "found" not in message and param:
+        message += f", found {found(error['input'])}"
+    return param or root_param, _CODES.get(error["type"], "invalid_value"), message
+
+
+def field_name(loc: tuple[int | str, ...], body: Any, *, missing: bool) -> str:
+    """pydantic's place as a field of `body`, without the names of union members that pydantic puts in."""
+    path: list[int | str] = []
+    for place, part in enumerate(loc):
+        is_last = place == len(loc) - 1
+        if isinstance(body, dict) and isinstance(part, str) and (part in body or (missing and is_last)):
+            path.append(part)
+            body = body.get(part)
+        elif isinstance(body, list) and isinstance(part, int) and part < len(body):
+            path.append(part)
+            body = body[part]
+    return dotted(path)
+
+
+def found(value: Any) -> str:
+    """What was sent, as far as it may be repeated: a text may be a secret in the wrong field."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, (int, float)):
+        return repr(value)[:40]
+    if isinstance(value, str):
+        is_word = len(value) <= 24 and value.replace("-", "").replace(".", "").isalnum()
+        return f"{value!r}" if is_word else f"a text of {len(value)} characters"
+    return {list: "a list", dict: "an object"}.get(type(value), "something else")

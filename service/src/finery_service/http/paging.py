@@ -1,0 +1,69 @@
+"""Lists: a total order on (created_at, id), so that equal times and inserts lose and repeat nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, TypeVar
+
+from fastapi import Query
+from sqlalchemy import ColumnElement, tuple_
+from sqlmodel import SQLModel, col, select
+from sqlmodel.ext.asyncio.session import AsyncSession
+
+from finery.types.base import Resource
+from finery.types.pages import Page
+from finery_service.errors import ServiceError
+
+R = TypeVar("R", bound=SQLModel)
+T = TypeVar("T", bound=Resource)
+
+After = Annotated[str | None, Query(description="Id of the last object of the page before.", examples=[None])]
+Limit = Annotated[int, Query(ge=1, le=100, description="Objects per page.")]
+
+_ID = re.compile(r"[a-z]{2,5}_[0-9a-zA-Z_-]{1,64}")
+
+
+def is_id(text: str) -> bool:
+    """Whether `text` may be an id at all; what is not, need not (and must not) reach the database."""
+    return _ID.fullmatch(text) is not None
+
+
+async def page_of(
+    session: AsyncSession,
+    kind: type[R],
+    *where: ColumnElement[bool] | bool,
+    after: str | None,
+    limit: int,
+    oldest_first: bool = False,
+) -> tuple[list[R], bool]:
+    """Up to `limit` rows that follow the row with the id `after`, and whether more follow.
+
+    Raises 400 for an `after` that is no id of this list.
+    """
+    table: Any = kind
+    key = tuple_(col(table.created_at), col(table.id))
+    statement = select(kind).where(*where)
+    if after is not None:
+        cursor = await _cursor(session, table, where, after)
+        statement = statement.where(key > cursor if oldest_first else key < cursor)
+    order = [col(table.created_at), col(table.id)]
+    statement = statement.order_by(*(order if oldest_first else [column.desc() for column in order]))
+    rows = (await session.exec(statement.limit(limit + 1))).all()
+    return list(rows[:limit]), len(rows) > limit
+
+
+async def _cursor(session: AsyncSession, table: Any, where: Sequence[Any], after: str) -> Any:
+    found = None
+    if is_id(after):
+        statement = select(table.created_at, table.id).where(*where, table.id == after)
+        found = (await session.exec(statement)).first()
+    if found is None:
+        message = "Expected the id of an object of this list, found another text; pass a page's last_id."
+        raise ServiceError(400, "invalid_cursor", message, param="after")
+    return tuple_(*found)
+
+
+def to_page(data: Sequence[T], has_more: bool) -> Page[T]:
+    last_id = getattr(data[-1], "id", None) if data else None
+    return Page(data=tuple(data), has_more=has_more, last_id=last_id)

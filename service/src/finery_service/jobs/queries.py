@@ -1,0 +1,61 @@
+"""What the API reads about jobs, always within one tenant."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import text
+from sqlmodel import col, select
+from sqlmodel.ext.asyncio.session import AsyncSession
+
+from finery_service.jobs.tables import EventRow, JobHeadRow, JobRow
+
+_FACTS = text("""
+    select job.id, model.name, book.prices,
+           (select coalesce(jsonb_object_agg(sums.sku, sums.quantity), '{}') from (
+                select sku, sum(quantity) as quantity from usage_records
+                where job_id = job.id and state <> 'void' group by sku) as sums),
+           (select count(*) from attempts where job_id = job.id and kind = 'train')
+    from jobs job
+    join models model on model.id = job.model_id
+    join price_books book on book.id = job.price_book_id
+    where job.id = any(:jobs)
+""")
+
+
+class Facts(NamedTuple):
+    """What a job resource shows and the job's own row does not hold."""
+
+    job_id: str
+    model: str
+    prices: dict[str, str]
+    """US dollars per million units by SKU, of the pinned book."""
+    usage: dict[str, int]
+    """Billable and provisional units by SKU."""
+    attempts: int
+
+
+async def get(session: AsyncSession, tenant_id: str, job_id: str) -> JobRow | None:
+    statement = select(JobRow).where(JobRow.tenant_id == tenant_id, JobRow.id == job_id)
+    return (await session.exec(statement)).one_or_none()
+
+
+async def facts(session: AsyncSession, job_ids: Sequence[str]) -> dict[str, Facts]:
+    rows: Any = await session.execute(_FACTS, {"jobs": list(job_ids)})
+    return {row[0]: Facts._make(row) for row in rows}
+
+
+async def head(session: AsyncSession, job_id: str) -> int:
+    """`seq` of the last event."""
+    return (await session.exec(select(JobHeadRow.seq).where(JobHeadRow.job_id == job_id))).one()
+
+
+async def events_after(session: AsyncSession, tenant_id: str, job_id: str, seq: int, limit: int) -> list[EventRow]:
+    statement = (
+        select(EventRow)
+        .where(EventRow.tenant_id == tenant_id, EventRow.job_id == job_id, EventRow.seq > seq)
+        .order_by(col(EventRow.seq))
+        .limit(limit)
+    )
+    return list((await session.exec(statement)).all())
