@@ -1,0 +1,152 @@
+"""Questions that tests of the control plane ask the database, and the worker's side of the RPC."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlmodel import col, select
+
+from finery_protos.v1 import worker_pb2 as pb
+from finery_protos.v1.worker_pb2_grpc import WorkersStub
+from finery_service.clock import Clock
+from finery_service.db.engine import transaction
+from finery_service.jobs.tables import AttemptRow, EventRow, JobRow
+from finery_service.rpc.begin import output_prefix
+from finery_service.rpc.tokens import attempt_token
+from finery_service.rpc_server import build
+from finery_service.settings import Settings
+from finery_service.usage.tables import UsageRecordRow
+
+if TYPE_CHECKING:
+    from finery_protos.v1.worker_pb2_grpc import WorkersAsyncStub
+
+SECRET = "worker-secret-for-tests"
+SHA = "0" * 64
+
+
+async def job_row(engine: AsyncEngine, job: str) -> JobRow:
+    async with transaction(engine) as session:
+        return (await session.exec(select(JobRow).where(JobRow.id == job))).one()
+
+
+async def attempts(engine: AsyncEngine, job: str) -> list[AttemptRow]:
+    """By fence."""
+    async with transaction(engine) as session:
+        statement = select(AttemptRow).where(AttemptRow.job_id == job).order_by(col(AttemptRow.fence))
+        return list((await session.exec(statement)).all())
+
+
+async def events(engine: AsyncEngine, job: str, type_: str | None = None) -> list[EventRow]:
+    """By seq."""
+    async with transaction(engine) as session:
+        statement = select(EventRow).where(EventRow.job_id == job).order_by(col(EventRow.seq))
+        return [event for event in (await session.exec(statement)).all() if type_ in (None, event.type)]
+
+
+async def usage(engine: AsyncEngine, job: str) -> list[tuple[str, str, int]]:
+    """(unit, state, quantity) in order of recording."""
+    async with transaction(engine) as session:
+        statement = select(UsageRecordRow).where(UsageRecordRow.job_id == job).order_by(col(UsageRecordRow.id))
+        return [(row.unit, row.state, row.quantity) for row in (await session.exec(statement)).all()]
+
+
+async def execute(engine: AsyncEngine, statement: str, **arguments: Any) -> None:
+    """A plain statement as finery_system: how tests make time pass in the database."""
+    async with transaction(engine) as session:
+        await session.execute(text(statement), arguments)
+
+
+async def expire_lease(engine: AsyncEngine, attempt: str) -> None:
+    past = "update attempts set lease_expires_at = clock_timestamp() - interval '1 second' where id = :id"
+    await execute(engine, past, id=attempt)
+
+
+@asynccontextmanager
+async def rpc(engine: AsyncEngine, settings: Settings, clock: Clock) -> AsyncIterator[grpc.aio.Channel]:
+    """The real server on a free port, and a channel to it."""
+    server, port = build(engine, settings.model_copy(update={"rpc_port": 0}), clock)
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield channel
+    finally:
+        await server.stop(0)
+
+
+@dataclass
+class Worker:
+    """Speaks for one attempt, under its token."""
+
+    channel: grpc.aio.Channel
+    attempt: AttemptRow
+
+    @property
+    def prefix(self) -> str:
+        return output_prefix(self.attempt)
+
+    async def begin(self) -> pb.Assignment:
+        return await self._stub.Begin(pb.BeginRequest(**self._who, code_version="test"), metadata=self._metadata)
+
+    async def heartbeat(self) -> pb.Orders:
+        return await self._stub.Heartbeat(pb.HeartbeatRequest(**self._who), metadata=self._metadata)
+
+    async def prepared(self, **values: Any) -> pb.Orders:
+        counts = {
+            "prepared_prefix": f"{self.prefix}prepared/",
+            "rows": 10,
+            "tokens": 500,
+            "trained_tokens": 200,
+            "total_steps": 4,
+            "total_trained_tokens": 400,
+        }
+        request = pb.ReportPreparedRequest(**self._who, **{**counts, **values})
+        return await self._stub.ReportPrepared(request, metadata=self._metadata)
+
+    async def commit(self, *steps: pb.Step) -> pb.Orders:
+        return await self._stub.CommitSteps(pb.CommitStepsRequest(**self._who, steps=steps), metadata=self._metadata)
+
+    async def publish(self, step: int, *, final: bool = False, **values: Any) -> pb.PublishCheckpointResponse:
+        defaults: dict[str, Any] = {
+            "prefix": f"{self.prefix}checkpoints/step-{step:08d}/",
+            "files": [pb.CheckpointFile(path="adapter_model.safetensors", bytes=10, sha256=SHA)],
+            "manifest_json": '{"seed": 0}',
+            "resume_prefix": f"{self.prefix}resume/step-{step:08d}/",
+            "resume_sha256": SHA,
+        }
+        request = pb.PublishCheckpointRequest(**self._who, step=step, final=final, **{**defaults, **values})
+        return await self._stub.PublishCheckpoint(request, metadata=self._metadata)
+
+    async def finish(self, reason: str, error_json: str = "") -> pb.FinishResponse:
+        request = pb.FinishRequest(**self._who, reason=reason, error_json=error_json)
+        return await self._stub.Finish(request, metadata=self._metadata)
+
+    @property
+    def _stub(self) -> WorkersAsyncStub:
+        return WorkersStub(self.channel)
+
+    @property
+    def _who(self) -> dict[str, Any]:
+        return {"attempt_id": self.attempt.id, "fence": self.attempt.fence}
+
+    @property
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        token = attempt_token(SECRET, self.attempt.id, self.attempt.fence)
+        return (("authorization", f"Bearer {token}"),)
+
+
+def step(number: int, tokens: int = 100, *, loss: float = 2.5, evaluation: float | None = None) -> pb.Step:
+    """A step as the SFT loop reports it; step 0 holds an evaluation only."""
+    usage = [] if number == 0 else [pb.Usage(sku="train.sft", unit=f"step:{number}", quantity=tokens)]
+    made = pb.Step(step=number, usage=usage)
+    if number > 0:
+        made.metrics.update({"loss": loss, "trained_tokens": tokens, "learning_rate": 1e-4})
+    if evaluation is not None:
+        made.evaluation.CopyFrom(pb.Evaluation(loss=evaluation, tokens=7))
+        made.usage.append(pb.Usage(sku="eval.sft", unit=f"eval:{number}", quantity=7))
+    return made
