@@ -146,9 +146,7 @@ class Up:
         api = self._keep(self._ours("api", FINERY_APP_DSN=self._dsn("finery_app"), **secrets))
         secrets["FINERY_WORKER_SECRET"] = self.secrets["worker_secret"]
         rpc = self._keep(self._ours("rpc", **secrets))
-        reconcile = self._keep(
-            self._ours("reconcile", **ray_head.environment(secrets, self.secrets["ray_token"]), RAY_ADDRESS="")
-        )
+        reconcile = self._keep(self._ours("reconcile", **ray_head.environment(secrets, self.secrets["ray_token"])))
 
         async def api_ready() -> bool:
             return await asyncio.to_thread(operator_client.status, f"{self.base_url}/readyz") == 200
