@@ -1,12 +1,10 @@
-"""Children come back, stop in bounds, die with us; the home keeps its secrets and has one owner."""
+"""Children come back, stop in bounds, die with us."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
-import socket
-import stat
 import subprocess
 import sys
 import textwrap
@@ -24,7 +22,6 @@ from finery_service.auth import operator_key
 from finery_service.auth.secrets import digest, well_formed
 from finery_service.db.engine import transaction
 from finery_service.db.tables import OperatorKeyRow
-from finery_service.home import Home, HomeError, is_free
 from finery_service.supervisor import Child, Keeper, SupervisorError, run_to_end, until
 from finery_testing.clock import FakeClock
 from finery_testing.postgres import Database
@@ -215,57 +212,6 @@ def test_children_die_with_a_supervisor_that_is_killed_with_9(tmp_path: Path) ->
     while alive(pid):
         assert time.monotonic() < deadline, "the child outlived its supervisor"
         time.sleep(0.01)
-
-
-def test_a_home_has_one_owner_and_its_death_frees_it(tmp_path: Path) -> None:
-    home = Home(tmp_path / "home")
-    home.create()
-    code = textwrap.dedent(f"""
-        import time
-        from pathlib import Path
-        from finery_service.home import Home
-        with Home(Path({str(home.root)!r})).locked():
-            print("locked", flush=True)
-            time.sleep(600)
-    """)
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "locked\n"
-    with pytest.raises(HomeError, match=rf"\(pid {process.pid}\) already uses .*home.*--home"), home.locked():
-        pass
-    process.kill()
-    process.wait()
-    process.stdout.close()
-    with home.locked():
-        assert (home.root / "lock").read_text() == str(os.getpid())
-
-
-def test_secrets_are_made_once_and_are_their_owners_alone(tmp_path: Path) -> None:
-    home = Home(tmp_path / "home")
-    home.create()
-    secrets = home.secrets()
-    assert home.secrets() == secrets
-    assert len(set(secrets.values())) == len(secrets) == 6
-    assert all(len(secret) >= 32 for secret in secrets.values())
-    assert stat.S_IMODE((home.root / "secrets.json").stat().st_mode) == 0o600
-    (home.root / "secrets.json").write_text("{")
-    with pytest.raises(HomeError, match=r"secrets\.json is not valid JSON"):
-        home.secrets()
-
-
-def test_ports_are_kept_until_something_else_takes_one(tmp_path: Path) -> None:
-    home = Home(tmp_path / "home")
-    home.create()
-    ports = home.ports(("a", "b"))
-    assert all(20_000 <= port < 32_768 for port in ports.values())
-    assert home.ports(("a", "b")) == ports
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", ports["a"]))
-        other.listen()
-        assert not is_free(ports["a"])
-        again = home.ports(("a", "b"))
-    assert again["a"] != ports["a"]
-    assert again["b"] == ports["b"]
 
 
 async def test_an_operator_key_is_stored_as_a_hash_only(
