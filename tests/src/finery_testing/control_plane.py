@@ -53,7 +53,7 @@ class FakeControlPlane(WorkersServicer):
     validation: bytes | None = None
     start_prefix: str = ""
     grant_steps: int = 3
-    lease_seconds: float = 5.0
+    lease_seconds: float = 60.0
     hook: Hook = lambda _name, _request: None
     intent: pb.Intent.ValueType = pb.INTENT_RUN
 
@@ -73,15 +73,24 @@ class FakeControlPlane(WorkersServicer):
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
-        self._server = grpc.server(ThreadPoolExecutor(8))
-        add_WorkersServicer_to_server(self, self._server)
-        self.port = self._server.add_insecure_port("127.0.0.1:0")
-        self._server.start()
+        self.port = 0
+        self._serve()
         for name, content in (("training", self.training), ("validation", self.validation)):
             if content is not None:
                 path = self.store / TENANT / "files" / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(content)
+
+    def _serve(self) -> None:
+        self._server = grpc.server(ThreadPoolExecutor(8))
+        add_WorkersServicer_to_server(self, self._server)
+        self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
+        self._server.start()
+
+    def restart(self, down_seconds: float) -> None:
+        """Away at once; back on the same port after a while."""
+        self._server.stop(0).wait()
+        threading.Timer(down_seconds, self._serve).start()
 
     def close(self) -> None:
         self._server.stop(0).wait()

@@ -156,8 +156,9 @@ class Run:
             rows=before.rows + len(update.rows),
             trained_tokens=before.trained_tokens + trained,
         )
-        tokens = int(rows.lengths[update.rows].sum())
-        return Result(cursor, loss_sum / denominator, trained, tokens, stats.grad_norm, stats.finite)
+        loss, tokens = loss_sum / denominator, int(rows.lengths[update.rows].sum())
+        self.facts["metrics"] = {"step": step, "loss": loss, "grad_norm": stats.grad_norm, "tokens": tokens}
+        return Result(cursor, loss, trained, tokens, stats.grad_norm, stats.finite)
 
     def learning_rate(self, step: int) -> float:
         hyper = self.work.spec.hyperparameters

@@ -1,0 +1,77 @@
+"""Worker jobs: the real worker in this process, the tiny model, a control plane in memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from finery.types.ids import new_id
+from finery.types.methods import LoraAdapter, SftHyperparameters, SftJobCreate
+from finery_testing.control_plane import FakeControlPlane
+from finery_testing.tiny import make_tiny_model
+
+MakeJob = Callable[..., FakeControlPlane]
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+def chat_rows(count: int = 7) -> list[Any]:
+    """Sums, in rows of different lengths."""
+    return [
+        {
+            "messages": [
+                {"role": "user", "content": f"What is {n} plus {n}?{' ' * (3 * n)}"},
+                {"role": "assistant", "content": str(2 * n)},
+            ]
+        }
+        for n in range(count)
+    ]
+
+
+def as_jsonl(rows: list[Any]) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+@pytest.fixture
+def make_job(tmp_path: Path, tiny_folder: Path) -> Iterator[MakeJob]:
+    """`make_job(rows, validation=rows, **hyperparameters)`, more than one if wanted."""
+    made: list[FakeControlPlane] = []
+
+    def make(
+        rows: list[Any] | bytes | None = None,
+        *,
+        validation: list[Any] | None = None,
+        model: Path | None = None,
+        seed: int = 0,
+        **hyper: Any,
+    ) -> FakeControlPlane:
+        rows = chat_rows() if rows is None else rows
+        spec = SftJobCreate(
+            method="sft",
+            model="tiny",
+            training_file=new_id("file", 0),
+            seed=seed,
+            adapter=LoraAdapter(rank=4, alpha=8.0),
+            hyperparameters=SftHyperparameters(**{"batch_tokens": 128, "learning_rate": 1e-2} | hyper),
+        )
+        control = FakeControlPlane(
+            store=tmp_path / f"store-{len(made)}",
+            spec=spec,
+            model=model or tiny_folder,
+            training=rows if isinstance(rows, bytes) else as_jsonl(rows),
+            validation=None if validation is None else as_jsonl(validation),
+        )
+        made.append(control)
+        return control
+
+    yield make
+    for control in made:
+        control.close()
+        assert not control.refused, control.refused

@@ -1,0 +1,131 @@
+"""What a customer downloads, and what stays behind."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors import safe_open
+
+from finery_gpu_workers import run, storage
+from finery_protos.v1 import worker_pb2 as pb
+from finery_testing.control_plane import FakeControlPlane
+from finery_testing.tiny import CHAT_TEMPLATE, EOS, IM_END, make_tiny_model
+
+from .conftest import MakeJob, chat_rows
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def done(make_job: MakeJob) -> FakeControlPlane:
+    control = make_job(epochs=2, validation=chat_rows(2))
+    run.main(control.attempt(pb.ATTEMPT_KIND_PREPARE))
+    run.main(control.attempt(pb.ATTEMPT_KIND_TRAIN))
+    return control
+
+
+@pytest.fixture
+def folder(done: FakeControlPlane) -> Path:
+    return done.store / done.checkpoints[-1].prefix
+
+
+def manifest(done: FakeControlPlane) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(done.checkpoints[-1].manifest_json)
+    return content
+
+
+def test_a_checkpoint_lies_under_its_attempt_and_step(done: FakeControlPlane) -> None:
+    last = done.checkpoints[-1]
+    assert last.prefix == f"ten_test/jobs/job_test/att_2/checkpoints/step-{last.step:08d}/"
+    assert last.resume_prefix == f"ten_test/jobs/job_test/att_2/resume/step-{last.step:08d}/"
+
+
+def test_its_files_are_those_published(done: FakeControlPlane, folder: Path) -> None:
+    published = {file.path for file in done.checkpoints[-1].files}
+    assert published == {path.name for path in folder.iterdir()}
+    assert published >= {
+        "adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "tokenizer_config.json",
+        "chat_template.jinja", "generation_config.json", "README.md", "manifest.json",
+    }  # fmt: skip
+
+
+def test_d15_tokenizer_files_are_the_bases_byte_for_byte(folder: Path, tiny_folder: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (folder / name).read_bytes() == (tiny_folder / name).read_bytes()
+
+
+def test_d11_the_template_is_the_one_that_was_trained_with(done: FakeControlPlane, folder: Path) -> None:
+    expected = hashlib.sha256(CHAT_TEMPLATE.encode()).hexdigest()
+    assert sha256(folder / "chat_template.jinja") == expected == manifest(done)["template_sha256"]
+
+
+def test_d12_generation_ends_at_the_end_of_a_turn_too(make_job: MakeJob, tmp_path: Path) -> None:
+    """Resolved from the data: the base's settings know only the end of the text."""
+    base = make_tiny_model(tmp_path / "base")
+    (base / "generation_config.json").write_text(json.dumps({"eos_token_id": EOS, "temperature": 0.7}))
+    control = make_job(max_steps=1, model=base)
+    run.main(control.attempt(pb.ATTEMPT_KIND_PREPARE))
+    run.main(control.attempt(pb.ATTEMPT_KIND_TRAIN))
+    settings = json.loads((control.store / control.checkpoints[0].prefix / "generation_config.json").read_text())
+    assert settings == {"eos_token_id": [EOS, IM_END], "temperature": 0.7}
+
+
+def test_the_manifest_says_how_it_was_made(done: FakeControlPlane, folder: Path) -> None:
+    content = manifest(done)
+    assert json.loads((folder / "manifest.json").read_text()) == content
+    assert done.prepared is not None
+    assert content["step"] == content["total_steps"] == done.prepared.total_steps
+    assert content["final"] is True
+    assert content["spec"] == json.loads(done.spec.model_dump_json())
+    assert content["adapted_modules"] == 2 * 7
+    assert content["data_digests"].keys() == {"train", "validation"}
+    assert content["trained_tokens"] == done.prepared.total_trained_tokens
+    assert content["evaluation"]["loss"] == done.steps[-1].evaluation.loss
+    assert content["metrics"]["loss"] == done.steps[-1].metrics["loss"]
+    for file in content["files"]:
+        assert sha256(folder / file["path"]) == file["sha256"]
+
+
+def test_nothing_of_the_workers_disk_is_in_it(folder: Path, tiny_folder: Path) -> None:
+    for path in folder.iterdir():
+        assert str(tiny_folder).encode() not in path.read_bytes(), path.name
+        assert b"finery-worker-" not in path.read_bytes(), path.name
+
+
+def test_the_resume_bundle_holds_tensors_and_json_only(done: FakeControlPlane) -> None:
+    bundle = done.store / done.checkpoints[-1].resume_prefix
+    assert {path.name for path in bundle.iterdir()} == {
+        "index.json", "learner.safetensors", "generators.safetensors",
+    }  # fmt: skip
+    index = json.loads((bundle / "index.json").read_text())
+    assert index["cursor"]["step"] == done.checkpoints[-1].step
+    assert index["cursor"]["rows"] == 14
+    for file in index["files"]:
+        assert sha256(bundle / file["path"]) == file["sha256"]
+        with safe_open(bundle / file["path"], framework="pt") as tensors:
+            assert list(tensors.keys())
+
+
+def test_files_from_the_store_stay_in_their_folder(tmp_path: Path) -> None:
+    store = storage.open_store((tmp_path / "store").as_uri())
+    for path in ("../x", "/x", "a/../../x"):
+        with pytest.raises(ValueError, match="relative path"):
+            storage.download_all(store, "p/", [(path, None)], tmp_path / "out")
+
+
+def test_an_object_with_other_content_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a b.txt").write_bytes(b"x" * 100_000)
+    store = storage.open_store((tmp_path / "store").as_uri())
+    (stored,) = storage.upload_all(store, tmp_path / "in", "p/")
+    assert (stored.path, stored.bytes, stored.sha256) == ("a b.txt", 100_000, sha256(tmp_path / "in/a b.txt"))
+    storage.download(store, "p/a b.txt", tmp_path / "out", stored.sha256)
+    assert (tmp_path / "out").read_bytes() == b"x" * 100_000
+    with pytest.raises(storage.DigestError):
+        storage.download(store, "p/a b.txt", tmp_path / "out", "0" * 64)

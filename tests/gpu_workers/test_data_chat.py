@@ -1,0 +1,290 @@
+"""Rows, templates, masks. Positions are those of F-CHAT (../shared/cases/fixtures.md), counted by hand."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+import finery_gpu_workers
+from finery.types.methods import TrainOn
+from finery_gpu_workers.data import chat
+from finery_gpu_workers.data.chat import RowError, Template, parse_row, render_row
+from finery_gpu_workers.data.tokens import RowTokenizer, TokenRow
+from finery_gpu_workers.errors import WorkerError
+from finery_testing.tiny import CHAT_TEMPLATE, EOS, IM_END, IM_START, byte_tokenizer
+
+NOW = datetime(2026, 11, 30, tzinfo=UTC)
+HI_OK = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ok"}]
+# SmolLM2's: a system message of its own where the row has none.
+DEFAULT_SYSTEM = (
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\nYou are helpful<|im_end|>\n' }}{% endif %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def template(source: str = CHAT_TEMPLATE) -> Template:
+    return Template(source, {"bos_token": "<|bos|>", "eos_token": "<|eos|>"}, NOW)
+
+
+def tokenised(
+    messages: list[dict[str, str]],
+    source: str = CHAT_TEMPLATE,
+    train_on: TrainOn = "assistant",
+    tokenizer: Tokenizer | None = None,
+) -> TokenRow:
+    rendered = render_row(template(source), messages, train_on)
+    (row,) = RowTokenizer(tokenizer or byte_tokenizer()).rows([rendered])
+    if isinstance(row, RowError):
+        raise row
+    return row
+
+
+def trained(row: TokenRow) -> list[int]:
+    return [int(n) for n in np.flatnonzero(row.mask)]
+
+
+def text_of(row: TokenRow) -> str:
+    """What is trained, with the end-of-turn token as `$`."""
+    ids = [int(n) for n in row.tokens[row.mask == 1]]
+    return "".join("$" if n == IM_END else chr(n) for n in ids)
+
+
+# ---- masks
+
+
+def test_f_chat_trains_the_answer_and_its_end_of_turn() -> None:
+    row = tokenised(HI_OK)
+    assert len(row.tokens) == 25
+    assert trained(row) == [21, 22, 23]
+    assert row.tokens[21:24].tolist() == [ord("o"), ord("k"), IM_END]
+    assert row.tokens.dtype == np.int32
+
+
+def test_every_assistant_turn_is_trained_or_only_the_last() -> None:
+    messages = [*HI_OK, {"role": "user", "content": "hi"}, {"role": "assistant", "content": "no"}]
+    assert trained(tokenised(messages)) == [21, 22, 23, 46, 47, 48]
+    assert trained(tokenised(messages, train_on="last")) == [46, 47, 48]
+
+
+def test_train_on_all_trains_every_token_but_the_first() -> None:
+    assert trained(tokenised(HI_OK, train_on="all")) == list(range(1, 25))
+
+
+def test_a13_prompt_length_is_that_of_the_prompt_rendered_alone() -> None:
+    rendered = render_row(template(), HI_OK, "assistant")
+    prompt = byte_tokenizer().encode(rendered.text[: rendered.turns[0].start]).ids
+    assert len(prompt) == 21
+    assert tokenised(HI_OK).tokens[:21].tolist() == prompt
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        # the generation prompt says something that the conversation does not
+        CHAT_TEMPLATE.replace("assistant\\n' }}{%- endif", "assistant\\nSure: ' }}{%- endif"),
+        # an earlier turn changes when a later one comes
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + (m.content if loop.last else '') + '<|im_end|>' }}"
+        "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
+        # nothing follows the prompt
+        "{{ '<|im_start|>assistant\n' }}",
+    ],
+)
+def test_a13_a_prompt_that_is_no_strict_prefix_rejects_the_row(source: str) -> None:
+    with pytest.raises(RowError) as error:
+        tokenised(HI_OK, source)
+    assert error.value.code == "prompt_not_prefix"
+    assert error.value.path == "messages[1]"
+
+
+def test_a13_a_token_across_the_end_of_the_prompt_rejects_the_row() -> None:
+    """The prompt alone ends in `\\n`; inside the row the two new lines are one token."""
+    base = byte_tokenizer()
+    vocab = json.loads(base.to_str())["model"]["vocab"]
+    merged = Tokenizer(models.BPE(vocab=vocab | {"ĊĊ": 261}, merges=[("Ċ", "Ċ")]))
+    merged.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    merged.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    messages = [HI_OK[0], {"role": "assistant", "content": "\nok"}]
+    assert 261 in Tokenizer.encode(merged, "a\n\nb").ids
+    with pytest.raises(RowError) as error:
+        tokenised(messages, tokenizer=merged)
+    assert error.value.code == "prompt_not_prefix"
+    tokenised(HI_OK, tokenizer=merged)
+
+
+def test_a13_a_prompt_that_tokenises_otherwise_inside_the_row_rejects_the_row() -> None:
+    """GPT-2's pattern: two blanks at the end of the prompt are one token, before a word they are two."""
+    base = byte_tokenizer()
+    vocab = json.loads(base.to_str())["model"]["vocab"]
+    tokenizer = Tokenizer(models.BPE(vocab=vocab | {"ĠĠ": 261}, merges=[("Ġ", "Ġ")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    source = CHAT_TEMPLATE.replace("['role'] + '\\n'", "['role'] + ':  '").replace("assistant\\n'", "assistant:  '")
+    assert len(tokenizer.encode(":  ").ids) < len(tokenizer.encode(":  ok").ids) - 2
+    with pytest.raises(RowError, match="strict prefix"):
+        tokenised(HI_OK, source, tokenizer=tokenizer)
+
+
+def test_a16_tokens_of_the_generation_prompt_are_never_trained() -> None:
+    source = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
+        "{% if m.role == 'assistant' %}<think></think>{% endif %}{{ m.content + '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think></think>' }}{% endif %}"
+    )
+    row = tokenised(HI_OK, source)
+    assert text_of(row) == "ok$"
+    assert len(trained(row)) == 3
+
+
+@pytest.mark.parametrize("system", [None, "Be brief."])
+def test_a_default_system_message_keeps_the_prompt_a_prefix(system: str | None) -> None:
+    messages = [*([{"role": "system", "content": system}] if system else []), *HI_OK, *HI_OK]
+    assert text_of(tokenised(messages, DEFAULT_SYSTEM)) == "ok$ok$"
+
+
+def test_characters_of_several_bytes_keep_their_place() -> None:
+    messages = [{"role": "user", "content": "a\U0001f600"}, {"role": "assistant", "content": "é\U0001f600"}]
+    row = tokenised(messages)
+    assert bytes(int(n) for n in row.tokens[row.mask == 1] if n < 256) == "é\U0001f600".encode()
+    assert row.tokens[np.flatnonzero(row.mask)[-1]] == IM_END
+
+
+def test_an_answer_that_is_empty_trains_its_end_only() -> None:
+    assert text_of(tokenised([HI_OK[0], {"role": "assistant", "content": ""}])) == "$"
+
+
+def test_without_an_end_of_turn_token_the_whole_rendered_turn_is_trained() -> None:
+    source = (
+        "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+    )
+    assert text_of(tokenised(HI_OK, source)) == "ok\n"
+
+
+def test_end_of_turn_ids_come_from_the_data() -> None:
+    source = CHAT_TEMPLATE.replace("<|im_end|>", "<|eos|>")
+    tokenizer = RowTokenizer(byte_tokenizer())
+    tokenizer.rows([render_row(template(source), HI_OK, "assistant")])
+    assert tokenizer.end_of_turn == {EOS}
+
+
+def test_the_tokenizer_adds_no_token_of_its_own() -> None:
+    assert tokenised(HI_OK).tokens[0] == IM_START
+
+
+# ---- rows
+
+
+def line(*roles: str, **extra: Any) -> bytes:
+    return json.dumps({"messages": [{"role": role, "content": "x"} for role in roles], **extra}).encode()
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (b"[]", "not_an_object"),
+        (b'"x"', "not_an_object"),
+        (b"{}", "missing_messages"),
+        (b'{"messages":"hi"}', "wrong_type"),
+        (b'{"messages":[7]}', "wrong_type"),
+        (b'{"messages":[{"role":"user"}]}', "wrong_type"),
+        (b'{"messages":[],"messages":[]}', "duplicate_key"),
+        (b'{"messages":[],"score":NaN}', "invalid_json"),
+        (b'{"messages":[', "invalid_json"),
+        (b"\xff", "invalid_utf8"),
+        (
+            b'{"messages":[{"role":"user","content":"a\\ud83d b"},{"role":"assistant","content":"b"}]}',
+            "invalid_unicode",
+        ),
+        (line("user", "assistant", "user", "user"), "last_message_not_assistant"),
+        (b'{"messages":[]}', "last_message_not_assistant"),
+        (line("system", "system", "user", "assistant"), "role_order"),
+        (line("user", "system", "assistant"), "role_order"),
+        (line("assistant"), "no_user_message"),
+        (line("human", "assistant"), "unknown_role"),
+        (b'{"messages":[{"role":"user","content":"a","weight":1}]}', "unknown_field"),
+    ],
+)
+def test_a31_rows_that_cannot_be_trained_on_get_a_code(content: bytes, code: str) -> None:
+    with pytest.raises(RowError) as error:
+        parse_row(content)
+    assert error.value.code == code
+
+
+def test_good_rows_keep_every_character() -> None:
+    content = json.dumps({"messages": [{"role": "user", "content": " a\u0000\n"}, HI_OK[1]], "id": 7}).encode()
+    assert parse_row(content) == [{"role": "user", "content": " a\u0000\n"}, HI_OK[1]]
+
+
+def test_a31_what_the_template_refuses_is_a_problem_of_the_row() -> None:
+    source = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + CHAT_TEMPLATE
+    with pytest.raises(RowError, match="no system role") as error:
+        template(source).render([{"role": "system", "content": "x"}, *HI_OK])
+    assert error.value.code == "template_error"
+    assert template(source).render(HI_OK)
+
+
+# ---- templates
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ cycler.__init__.__globals__.os.system('touch canary') }}",
+        "{{ raise_exception.__globals__['json'] }}",
+        "{{ strftime_now.__self__.__class__.__subclasses__() }}",
+        "{% for _ in range(1000000000) %}{% endfor %}",
+        "{{ messages.append(1) }}",
+        "{% for m in messages %}",
+        "x" * (chat.MAX_TEMPLATE_BYTES + 1),
+    ],
+)
+def test_h12_templates_cannot_reach_out_or_change_the_row(source: str) -> None:
+    messages = [dict(message) for message in HI_OK]
+    with pytest.raises(WorkerError) as error:
+        template(source).render(messages)
+    assert error.value.code == "invalid_chat_template"
+    assert messages == HI_OK
+
+
+def test_h12_output_of_a_template_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat, "MAX_RENDERED_CHARACTERS", 1000)
+    source = "{% for a in range(100) %}{% for b in range(100) %}xx{% endfor %}{% endfor %}"
+    with pytest.raises(WorkerError, match="at most 1000 characters"):
+        template(source).render(HI_OK)
+
+
+def test_h12_no_jinja_environment_outside_the_one_helper() -> None:
+    root = Path(finery_gpu_workers.__file__).parents[3]
+    pattern = re.compile(r"jinja2|apply_chat_template|from_string\(")
+    users = {p.name for p in root.glob("*/src/**/*.py") if pattern.search(p.read_text()) and "tests" not in p.parts}
+    assert users == {"chat.py"}
+
+
+def test_generation_marks_render_what_they_enclose() -> None:
+    source = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+    assert template(source).render(HI_OK) == "hiok"
+
+
+def test_templates_see_special_tokens_the_time_and_plain_json() -> None:
+    source = "{{ bos_token }}{{ strftime_now('%Y') }}{{ {'a': '<é>'} | tojson }}{% if tools %}!{% endif %}"
+    assert template(source).render(HI_OK) == '<|bos|>2026{"a": "<é>"}'
+
+
+def test_the_template_is_found_in_either_place(tmp_path: Path) -> None:
+    settings = {"chat_template": [{"name": "default", "template": "A"}, {"name": "tool_use", "template": "B"}]}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert chat.template_source(tmp_path) == "A"
+    (tmp_path / "chat_template.jinja").write_bytes(b"C\r\n")
+    assert chat.template_source(tmp_path) == "C\r\n"
+    with pytest.raises(WorkerError, match="found neither"):
+        chat.template_source(tmp_path / "nowhere")

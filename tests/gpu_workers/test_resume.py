@@ -1,0 +1,155 @@
+"""Interrupted = uninterrupted, bit for bit, wherever the worker dies."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from finery_gpu_workers import run
+from finery_protos.v1 import worker_pb2 as pb
+from finery_testing.control_plane import FakeControlPlane
+
+from .conftest import MakeJob, chat_rows
+
+PREPARE, TRAIN = pb.ATTEMPT_KIND_PREPARE, pb.ATTEMPT_KIND_TRAIN
+HYPER: dict[str, Any] = {"epochs": 3, "checkpoint_every": 3, "weight_decay": 0.1, "max_grad_norm": 0.5}
+
+
+def outcome(control: FakeControlPlane) -> dict[str, Any]:
+    """All that must not depend on interruptions: learner state, adapter, loss of every step, usage by unit."""
+    last = control.checkpoints[-1]
+    assert last.final
+    files = {
+        "adapter": control.store / last.prefix / "adapter_model.safetensors",
+        "learner": control.store / last.resume_prefix / "learner.safetensors",
+        "generators": control.store / last.resume_prefix / "generators.safetensors",
+    }
+    losses = {step.step: step.metrics["loss"] for step in control.steps}
+    usage = {u.unit: u.quantity for step in control.steps for u in step.usage}
+    evaluations = {s.step: s.evaluation.loss for s in control.steps if s.HasField("evaluation")}
+    digests = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
+    return {**digests, "losses": losses, "usage": usage, "evaluations": evaluations}
+
+
+def train_until_it_holds(control: FakeControlPlane) -> int:
+    """Attempts until one finishes; how many."""
+    run.main(control.attempt(PREPARE))
+    for attempts in range(1, 100):
+        run.main(control.attempt(TRAIN))
+        if control.finished:
+            assert control.finished.reason == "completed", control.finished
+            return attempts
+    raise AssertionError("it never ends")
+
+
+@pytest.fixture
+def uninterrupted(make_job: MakeJob) -> dict[str, Any]:
+    control = make_job(validation=chat_rows(2), **HYPER)
+    assert train_until_it_holds(control) == 1
+    assert control.steps[-1].step > 8  # over epochs and checkpoints
+    return outcome(control)
+
+
+def test_d01_resume_is_exact_wherever_the_worker_dies(make_job: MakeJob, uninterrupted: dict[str, Any]) -> None:
+    total = max(uninterrupted["losses"])
+    for victim in range(1, total + 1):
+        control = make_job(validation=chat_rows(2), **HYPER)
+        died = threading.Event()
+
+        def lose(name: str, request: Any, victim: int = victim, died: threading.Event = died) -> grpc.StatusCode | None:
+            """The commit of step `victim` never arrives: the attempt was replaced."""
+            if name == "CommitSteps" and not died.is_set() and request.steps[-1].step >= victim:
+                died.set()
+                return grpc.StatusCode.ABORTED
+            return None
+
+        control.hook = lose
+        assert train_until_it_holds(control) == 2
+        assert outcome(control) == uninterrupted
+
+
+def test_resume_is_exact_after_a_death_between_upload_and_row(make_job: MakeJob, uninterrupted: dict[str, Any]) -> None:
+    control = make_job(validation=chat_rows(2), **HYPER)
+    deaths = iter([True, True, False, True])
+
+    def lose(name: str, _request: Any) -> grpc.StatusCode | None:
+        return grpc.StatusCode.ABORTED if name == "PublishCheckpoint" and next(deaths, False) else None
+
+    control.hook = lose
+    assert train_until_it_holds(control) == 4
+    assert outcome(control) == uninterrupted
+
+
+def test_resume_is_exact_after_a_pause(make_job: MakeJob, uninterrupted: dict[str, Any]) -> None:
+    control = make_job(validation=chat_rows(2), **HYPER)
+    run.main(control.attempt(PREPARE))
+
+    def pause(name: str, request: Any) -> None:
+        if name == "CommitSteps" and request.steps[-1].step >= 4:
+            control.intent = pb.INTENT_PAUSE
+
+    control.hook = pause
+    run.main(control.attempt(TRAIN))
+    assert control.finished is not None
+    assert control.finished.reason == "paused_by_customer"
+    control.hook, control.intent = lambda _name, _request: None, pb.INTENT_RUN
+    run.main(control.attempt(TRAIN))
+    assert outcome(control) == uninterrupted
+
+
+def test_an_attempt_after_the_last_checkpoint_only_finishes(make_job: MakeJob) -> None:
+    control = make_job(**HYPER)
+    train_until_it_holds(control)
+    steps = len(control.steps)
+    run.main(control.attempt(TRAIN))
+    assert control.finished is not None
+    assert control.finished.reason == "completed"
+    assert len(control.steps) == steps
+
+
+@pytest.mark.parametrize("file", ["index.json", "learner.safetensors", "generators.safetensors"])
+def test_a_changed_resume_bundle_is_refused(make_job: MakeJob, file: str) -> None:
+    control = make_job(**HYPER)
+    train_until_it_holds(control)
+    control.checkpoints.pop()
+    control.steps.clear()
+    path = control.store / control.checkpoints[-1].resume_prefix / file
+    content = bytearray(path.read_bytes())
+    content[-2] ^= 1
+    path.write_bytes(content)
+    run.main(control.attempt(TRAIN))
+    assert control.finished is not None
+    assert control.finished.reason == "platform_fault"
+    assert not control.steps
+
+
+def test_resume_is_exact_after_kill_9(make_job: MakeJob, uninterrupted: dict[str, Any], tmp_path: Path) -> None:
+    """Real processes, started as `python -m finery_gpu_workers.run`."""
+    control = make_job(validation=chat_rows(2), **HYPER)
+    run.main(control.attempt(PREPARE))
+    worker: list[subprocess.Popen[bytes]] = []
+
+    def kill(name: str, request: Any) -> grpc.StatusCode | None:
+        if name == "CommitSteps" and request.steps[-1].step >= 5 and control.fence == 2:
+            os.kill(worker[0].pid, signal.SIGKILL)
+            return grpc.StatusCode.UNAVAILABLE
+        return None
+
+    control.hook = kill
+    for expected in (-signal.SIGKILL, 0):
+        environment = os.environ | control.attempt(TRAIN)
+        command = [sys.executable, "-m", "finery_gpu_workers.run"]
+        with (tmp_path / "worker.log").open("ab") as log:
+            worker[:] = [subprocess.Popen(command, env=environment, stderr=log)]
+        assert worker[0].wait(60) == expected, (tmp_path / "worker.log").read_text()
+    assert outcome(control) == uninterrupted
+    assert "token-" not in (tmp_path / "worker.log").read_text()
