@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -147,9 +146,10 @@ async def test_a_stream_ends_at_done_and_not_before_its_last_event(kind: Client)
 async def test_a_server_that_is_busy_or_away_is_tried_again(kind: Client, status: int) -> None:
     def reply(handler: Handler, seen: Seen) -> None:
         if len(server.seen) < 9:  # more often than a plain call is
-            return handler.json(status, error_json("busy"), retry_after="7")
-        handler.stream()
-        return handler.wfile.write(sse(EVENTS[0], done=True))
+            handler.json(status, error_json("busy"), retry_after="7")
+        else:
+            handler.stream()
+            handler.wfile.write(sse(EVENTS[0], done=True))
 
     time = Time()
     with serving(reply) as server:
@@ -269,14 +269,13 @@ async def test_wait_stops_at_its_timeout_though_heartbeats_come(kind: Client) ->
 
 async def test_wait_stops_at_its_timeout_though_nothing_comes(kind: Client) -> None:
     """Real clock: the server sends one event and then falls silent."""
-    done = contextlib.ExitStack()
 
     def reply(handler: Handler, seen: Seen) -> None:
         handler.stream()
         handler.wfile.write(sse(EVENTS[0]))
         handler.rfile.read(1)  # until the client hangs up
 
-    with done, serving(reply) as server:
+    with serving(reply) as server:
         client: Any = kind(KEY, server.url)
         with pytest.raises(TimeoutError, match="did not end within"):
             await value(client.jobs.wait("job_1", timeout=0.3))

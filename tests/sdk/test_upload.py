@@ -195,17 +195,16 @@ def test_a_refusal_before_the_end_of_the_body_is_heard() -> None:
     """The server answers 413 and hangs up while the client still sends."""
     refused = threading.Event()
 
-    class Refusing(Handler):
-        def do_POST(self) -> None:
-            self.json(413, error_json("too_large", "At most 1 MB."), Connection="close")
-            self.close_connection = True
-            refused.set()
-
     def reply(handler: Handler, seen: Seen) -> None:
         raise AssertionError("not reached")
 
+    def refuse(handler: Handler) -> None:
+        handler.json(413, error_json("too_large", "At most 1 MB."), Connection="close")
+        handler.close_connection = True
+        refused.set()
+
     with serving(reply) as server, Finery(KEY, server.url, runtime=Time().runtime(), max_retries=0) as client:
-        server.RequestHandlerClass = Refusing
+        server.RequestHandlerClass = type("Refusing", (Handler,), {"do_POST": refuse})
         with pytest.raises(FineryError) as caught:
             client.files.upload(b"x" * (8 << 20))
     assert refused.is_set()

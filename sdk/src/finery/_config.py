@@ -29,6 +29,11 @@ class Config:
         """On this machine: proxies of the environment are not for it."""
         return urlsplit(self.base_url).hostname in _LOOPBACK
 
+    @property
+    def tls(self) -> bool:
+        """False where no TLS can occur, directly or to a proxy: loading the certificates takes 30 ms."""
+        return not self.loopback or self.base_url.startswith("https:")
+
 
 def resolve(
     api_key: str | None,

@@ -48,7 +48,7 @@ class AsyncStream:
 class SyncTransport:
     def __init__(self, config: Config, http: SyncHttp | None = None) -> None:
         self.config = config
-        self._http = httpx.Client(transport=http, trust_env=not config.loopback, timeout=_timeout(config.timeout))
+        self._http = httpx.Client(transport=http, verify=config.tls, trust_env=not config.loopback)
 
     def send(self, call: Call[M], on_progress: Progress | None = None) -> M:
         """The parsed answer, after at most `max_attempts` tries with one idempotency key."""
@@ -99,7 +99,7 @@ class SyncTransport:
 class AsyncTransport:
     def __init__(self, config: Config, http: AsyncHttp | None = None) -> None:
         self.config = config
-        self._http = httpx.AsyncClient(transport=http, trust_env=not config.loopback, timeout=_timeout(config.timeout))
+        self._http = httpx.AsyncClient(transport=http, verify=config.tls, trust_env=not config.loopback)
 
     async def send(self, call: Call[M], on_progress: Progress | None = None) -> M:
         """The parsed answer, after at most `max_attempts` tries with one idempotency key."""
