@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import grpc
+import pytest
+from pydantic import SecretStr
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlmodel import col, select
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 SECRET = "worker-secret-for-tests"
 SHA = "0" * 64
+SETTINGS = Settings(worker_secret=SecretStr(SECRET), store_url="file:///objects", rpc_address="127.0.0.1:9")
 
 
 async def job_row(engine: AsyncEngine, job: str) -> JobRow:
@@ -150,3 +153,17 @@ def step(number: int, tokens: int = 100, *, loss: float = 2.5, evaluation: float
         made.evaluation.CopyFrom(pb.Evaluation(loss=evaluation, tokens=7))
         made.usage.append(pb.Usage(sku="eval.sft", unit=f"eval:{number}", quantity=7))
     return made
+
+
+async def refused(call: object, code: grpc.StatusCode, message: str | None = None) -> None:
+    with pytest.raises(grpc.aio.AioRpcError, match=message) as caught:
+        await call  # type: ignore[misc]
+    assert caught.value.code() is code, caught.value.details()
+
+
+async def state_of(engine: AsyncEngine, worker: Worker) -> tuple[object, ...]:
+    """Everything that a call could change, the lease aside."""
+    job = await job_row(engine, worker.attempt.job_id)
+    rows = [row.model_dump(exclude={"lease_expires_at"}) for row in await attempts(engine, job.id)]
+    used = await usage(engine, job.id)
+    return job.model_dump(), rows, used, len(await events(engine, job.id))

@@ -18,6 +18,8 @@ class ScriptedPool:
     refuses: bool = False
     """`launch` raises LaunchError."""
     stops_to_fail: int = 0
+    bugs: int = 0
+    """`nodes` raises something unforeseen, so many times."""
     launches: list[Launch] = field(default_factory=list)
     stops: list[str] = field(default_factory=list)
     workers_: dict[str, WorkerStatus] = field(default_factory=dict)
@@ -30,6 +32,9 @@ class ScriptedPool:
 
     async def nodes(self) -> tuple[Node, ...]:
         self._answer()
+        if self.bugs > 0:
+            self.bugs -= 1
+            raise RuntimeError("a bug in the driver")
         return self.nodes_
 
     async def launch(self, launch: Launch) -> None:

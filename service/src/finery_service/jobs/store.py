@@ -89,8 +89,8 @@ async def move(
     job.queue_position = None
     if error is not None:
         job.error = error.model_dump(mode="json", exclude_none=True)
-    if to is JobState.QUEUED:
-        job.queued_at = now
+    if to is JobState.QUEUED and (job.queued_at is None or source == JobState.PAUSED):
+        job.queued_at = now  # after a fault the job keeps its place
     if to in TERMINAL:
         job.finished_at = max(now, job.created_at)
         job.not_before = None
