@@ -71,8 +71,9 @@ def create_app(
     )
     app.state.services = Services(settings, app_engine, system_engine, store, clock, feeds, metrics)
     app.add_middleware(Edge, clock=clock, metrics=metrics)
-    install_handlers(app)
-    for router in (files, models, jobs, checkpoints, usage, tenants, keys, health):
+    routers = (files, models, jobs, checkpoints, usage, tenants, keys, health)
+    install_handlers(app, routers)
+    for router in routers:
         app.include_router(router)
     install_openapi(app, [JobCreate, ModelCreate, TenantCreate, KeyCreate])
     return app

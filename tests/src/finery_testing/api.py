@@ -43,7 +43,9 @@ class Door:
     async def post(self, path: str, body: Any = None, **arguments: Any) -> httpx.Response:
         return await self.client.post(path, json=body, **arguments)
 
-    async def upload(self, content: bytes | Iterable[Any], name: str = "chat.jsonl", **arguments: Any) -> httpx.Response:
+    async def upload(
+        self, content: bytes | Iterable[Any], name: str = "chat.jsonl", **arguments: Any
+    ) -> httpx.Response:
         data = content if isinstance(content, bytes) else jsonl(*content)
         return await self.client.post("/v1/files", files={"file": (name, data)}, **arguments)
 
@@ -92,7 +94,9 @@ class Api:
 
     def objects(self) -> list[str]:
         """Keys in the object store."""
-        return sorted(str(path.relative_to(self.store_folder)) for path in self.store_folder.rglob("*") if path.is_file())
+        return sorted(
+            str(path.relative_to(self.store_folder)) for path in self.store_folder.rglob("*") if path.is_file()
+        )
 
 
 def client_of(app: FastAPI, headers: dict[str, str] | None = None) -> httpx.AsyncClient:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from finery.types.base import Resource
 from finery.types.errors import ErrorBody
 from finery_service.errors import ServiceError
 from finery_service.http.bodies import found
+
+Handler = Callable[[Request, Exception], Awaitable[Response]]
 
 
 def answer(resource: Resource, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -32,10 +37,10 @@ def internal_error() -> ServiceError:
     return ServiceError(500, "internal_error", message)
 
 
-def install_handlers(app: FastAPI) -> None:
+def install_handlers(app: FastAPI, routers: Sequence[APIRouter]) -> None:
     """Every error that a route may raise, as our body. What is not handled here becomes a 500 at the edge."""
     app.add_exception_handler(ServiceError, _service_error)
-    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(HTTPException, _http_error(routers))
     app.add_exception_handler(RequestValidationError, _parameter_error)
     for kind in (OperationalError, InterfaceError, PoolTimeoutError):
         app.add_exception_handler(kind, _database_error)
@@ -46,17 +51,27 @@ async def _service_error(_request: Request, error: Exception) -> Response:
     return error_response(error)
 
 
-async def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    if error.status_code == 404:
-        wrapped = ServiceError(404, "route_not_found", "Nothing lives at this path; see /openapi.json for what does.")
-    elif error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "another one")
-        message = f"Expected the method {allowed} here, found {request.method[:20]}."
-        wrapped = ServiceError(405, "method_not_allowed", message, headers=dict(error.headers or {}))
-    else:
-        wrapped = ServiceError(error.status_code, "http_error", str(error.detail), headers=dict(error.headers or {}))
-    return error_response(wrapped)
+def _http_error(routers: Sequence[APIRouter]) -> Handler:
+    async def handle(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        headers = dict(error.headers or {})
+        if error.status_code == 404:
+            message = "Nothing lives at this path; see /openapi.json for what does."
+            return error_response(ServiceError(404, "route_not_found", message))
+        if error.status_code == 405:
+            allowed = ", ".join(_methods(routers, request))
+            message = f"Expected {allowed} here, found another method."
+            return error_response(ServiceError(405, "method_not_allowed", message, headers={"allow": allowed}))
+        return error_response(ServiceError(error.status_code, "http_error", str(error.detail), headers=headers))
+
+    return handle
+
+
+def _methods(routers: Sequence[APIRouter], request: Request) -> list[str]:
+    """All methods of the path: the framework names those of its first route only."""
+    routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
+    matching = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+    return sorted({method for route in matching for method in route.methods})
 
 
 async def _parameter_error(_request: Request, error: Exception) -> Response:
