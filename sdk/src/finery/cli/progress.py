@@ -132,32 +132,32 @@ class JobProgress:
     def __call__(self, event: Event) -> None:
         """Show one event: the `on_event` of `jobs.wait`."""
         news = self.view.take(event)
-        if news is not None:
-            self._console.print(f"[dim]{event.created_at.astimezone():%H:%M:%S}[/dim]  {escape(news)}", highlight=False)
         if self._bar is not None and self._task is not None:
-            total = self.view.total_steps
             self._bar.update(
                 self._task,
                 description=self._title(),
                 completed=self.view.step,
-                total=total,
-                steps=f"{self.view.step}/{total if total is not None else '?'}",
+                total=self.view.total_steps,
+                steps=self._steps(),
                 line=self.view.line() if self.view.step else "",
             )
         elif event.type == "metric":
             self._tell()
+        if news is not None:
+            self._console.print(f"[dim]{event.created_at.astimezone():%H:%M:%S}[/dim]  {escape(news)}", highlight=False)
+
+    def _steps(self) -> str:
+        total = self.view.total_steps
+        return f"{self.view.step}/{total if total is not None else '?'}"
 
     def _title(self) -> str:
         return f"{escape(self._label)} {self.view.state}".strip()
 
     def _tell(self) -> None:
         step, total = self.view.step, self.view.total_steps
-        due = self._told + max(1, (total or 0) // _PLAIN_LINES)
-        if step >= due or step == total or self._told == 0:
+        if self._told == 0 or step == total or step >= self._told + max(1, (total or 0) // _PLAIN_LINES):
             self._told = step
-            self._console.print(
-                f"step {step}/{total if total is not None else '?'}  {self.view.line()}", highlight=False
-            )
+            self._console.print(f"step {self._steps()}  {self.view.line()}", highlight=False)
 
 
 class TransferProgress:

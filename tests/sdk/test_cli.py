@@ -1,0 +1,314 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from finery.cli import main, spec
+
+from .support import (
+    KEY,
+    Handler,
+    HttpServer,
+    Seen,
+    checkpoint_json,
+    error_json,
+    event_json,
+    file_json,
+    job_json,
+    page_json,
+    serving,
+    sse,
+)
+
+FILES = {"adapter_config.json": b"{}", "sub/a.bin": b"0123456789"}
+HISTORY = [
+    event_json(1, "state", to="queued", message="All accelerators are in use."),
+    event_json(2, "state", to="running"),
+    event_json(3, step=1, total_steps=2, loss=3.94, tokens_per_second=99.0, step_seconds=1.5, cost="0.000012"),
+    event_json(4, step=2, total_steps=2, loss=3.48, tokens_per_second=99.0, step_seconds=1.5, cost="0.000024"),
+    event_json(5, "checkpoint", checkpoint="ckpt_1", step=2, final=True),
+    event_json(6, "state", to="succeeded"),
+]
+
+
+@dataclass
+class Api:
+    """A server with one of each; `answers` overrides by method and path."""
+
+    server: HttpServer | None = None
+    state: str = "succeeded"
+    upload: dict[str, Any] = field(default_factory=file_json)
+    answers: dict[str, tuple[int, dict[str, Any]]] = field(default_factory=dict)
+
+    def reply(self, handler: Handler, seen: Seen) -> None:
+        path = seen.path.partition("?")[0]
+        job = job_json(state=self.state, name="bot")
+        checkpoint = checkpoint_json(FILES)
+        usage = {"object": "usage", "sku": "train.sft", "quantity": 9, "billable": 9, "provisional": 0, "void": 0}
+        model = {"id": "mdl_1", "name": "smollm2", "max_length": 2048, "prices": {"train.sft": "0.5"}}
+        documents = {
+            "POST /v1/files": self.upload,
+            "GET /v1/files": page_json([file_json()]),
+            "GET /v1/files/file_1": file_json(),
+            "POST /v1/jobs": job,
+            "GET /v1/jobs": page_json([job]),
+            "GET /v1/jobs/job_1": job,
+            "POST /v1/jobs/job_1/cancel": job_json(state="cancelled"),
+            "GET /v1/jobs/job_1/events": page_json(HISTORY),
+            "GET /v1/checkpoints": page_json([checkpoint_json({}, id="ckpt_0"), checkpoint]),
+            "GET /v1/checkpoints/ckpt_1": checkpoint,
+            "GET /v1/models": page_json([{**model, "created_at": "2026-11-30T12:00:00Z"}]),
+            "GET /v1/usage": page_json([{**usage, "cost": "0.0000045"}]),
+        }
+        call = f"{seen.method} {path}"
+        if call in self.answers:
+            return handler.json(*self.answers[call])
+        if seen.headers.get("accept") == "text/event-stream":
+            handler.stream()
+            return self._send(handler, sse(*HISTORY, done=True))
+        if "/files/" in path and path.startswith("/v1/checkpoints"):
+            return handler.whole(200, FILES[path.partition("/files/")[2]])
+        return handler.json(200, documents[call])
+
+    def _send(self, handler: Handler, content: bytes) -> None:
+        handler.wfile.write(content)
+
+    def sent(self, call: str) -> Seen:
+        assert self.server is not None
+        (seen,) = [seen for seen in self.server.seen if f"{seen.method} {seen.path}" == call]
+        return seen
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
+    made = Api()
+    with serving(made.reply) as server:
+        made.server = server
+        monkeypatch.setenv("FINERY_BASE_URL", server.url)
+        monkeypatch.setenv("FINERY_API_KEY", KEY)
+        yield made
+
+
+@dataclass
+class Result:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def finery(capsys: pytest.CaptureFixture[str]) -> Any:
+    def run(*arguments: str) -> Result:
+        with pytest.raises(SystemExit) as done:
+            main(arguments)
+        caught = capsys.readouterr()
+        return Result(int(done.value.code or 0), caught.out, caught.err)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "files list",
+        "files get file_1",
+        "jobs list",
+        "jobs get job_1",
+        "jobs cancel job_1",
+        "jobs watch job_1",
+        "jobs create --method sft",
+        "jobs create --method sft --wait",
+        "checkpoints list --job job_1",
+        "models list",
+        "usage --job job_1 --group-by sku",
+    ],
+)
+def test_json_is_one_document_and_nothing_else(api: Api, finery: Any, command: str) -> None:
+    result = finery(*command.split(), "--json")
+    assert result.code == 0, result.err
+    assert json.loads(result.out)
+    plain = finery(*command.split())
+    assert (plain.code, plain.out.count("{")) == (0, 0)
+    assert plain.out.strip()
+
+
+def test_events_as_json_are_one_a_line(api: Api, finery: Any) -> None:
+    for follow in ((), ("--follow",)):
+        lines = finery("jobs", "events", "job_1", "--json", *follow).out.splitlines()
+        assert [json.loads(line)["seq"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert "step 1/2  loss 3.94" in finery("jobs", "events", "job_1").out
+
+
+def test_create_turns_options_into_the_fields_of_the_job(api: Api, finery: Any, tmp_path: Path) -> None:
+    given = tmp_path / "job.json"
+    given.write_text(json.dumps({"method": "dpo", "seed": 1, "hyperparameters": {"epochs": 2, "learning_rate": 1}}))
+    sets = ["learning_rate=3e-4", "schedule=cosine", "max_grad_norm=null", "nonsense=[1]", "adapter.rank=8", "x=NaN"]
+    options = ["--method", "sft", "--model", "smollm2", "--file", "file_1", "--name", "bot", "--seed", "7"]
+    result = finery("jobs", "create", "--spec", str(given), *options, *(f"--set={text}" for text in sets))
+    assert result.code == 0, result.err
+    assert json.loads(api.sent("POST /v1/jobs").body) == {
+        "method": "sft",
+        "model": "smollm2",
+        "training_file": "file_1",
+        "name": "bot",
+        "seed": 7,
+        "adapter": {"rank": 8},
+        "hyperparameters": {
+            "epochs": 2,
+            "learning_rate": 3e-4,
+            "schedule": "cosine",
+            "max_grad_norm": None,
+            "nonsense": [1],
+            "x": "NaN",
+        },
+    }
+
+
+def test_create_uploads_a_path_and_waits_for_the_end(api: Api, finery: Any, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("{}\n")
+    result = finery("jobs", "create", "--method", "sft", "--file", str(tmp_path / "rows.jsonl"), "--wait")
+    assert result.code == 0, result.err
+    assert json.loads(api.sent("POST /v1/jobs").body)["training_file"] == "file_1"
+    for news in (
+        "queued: All accelerators are in use.",
+        "step 2/2  loss 3.480  99 tok/s  ETA 0:00  $0.000024",
+        "ckpt_1",
+    ):
+        assert news in result.err
+
+
+def test_a_file_with_wrong_rows_is_shown_and_no_job_is_made(api: Api, finery: Any, tmp_path: Path) -> None:
+    fault = {"line": 3, "path": "messages[0].role", "code": "x", "message": "Expected a role.", "hint": "Add one."}
+    api.upload = file_json(status="invalid", errors=[fault], error_count=1)
+    path = tmp_path / "rows.jsonl"
+    path.write_text("{}\n")
+    for command in (("files", "upload", str(path)), ("jobs", "create", "--file", str(path))):
+        result = finery(*command)
+        assert result.code == 1
+        assert "line 3 messages[0].role: Expected a role. Add one." in result.err
+    assert api.server is not None
+    assert not api.server.to("/v1/jobs")
+
+
+@pytest.mark.parametrize("command", ["jobs watch job_1", "jobs create --wait", "jobs watch job_1 --json"])
+def test_a_job_that_fails_ends_the_command_with_1_and_its_reason(api: Api, finery: Any, command: str) -> None:
+    error = {"message": "Loss became NaN.", "type": "x", "code": "non_finite_loss", "details": [{"message": "step 7"}]}
+    failed = job_json(state="failed", error=error)
+    api.answers = {"GET /v1/jobs/job_1": (200, failed), "POST /v1/jobs": (200, failed)}
+    result = finery(*command.split())
+    assert result.code == 1
+    assert "Error: Job job_1 ended failed (non_finite_loss): Loss became NaN." in result.err
+    assert "step 7" in result.err
+    assert "Hint: finery jobs events job_1" in result.err
+
+
+def test_an_error_is_one_line_its_details_the_request_and_a_hint(api: Api, finery: Any) -> None:
+    details = [{"param": "hyperparameters.nonsense", "message": "Unknown field."}]
+    body = error_json("invalid_request", "[bold]2 fields[/bold] are wrong.", param="hyperparameters", details=details)
+    api.answers = {"POST /v1/jobs": (400, body), "GET /v1/jobs/job_1": (401, error_json("invalid_key", "No such key."))}
+    result = finery("jobs", "create", "--set", "nonsense=1")
+    assert (result.code, result.out) == (1, "")
+    assert result.err.splitlines() == [
+        "Error: [bold]2 fields[/bold] are wrong. (hyperparameters)",
+        "  hyperparameters.nonsense: Unknown field.",
+        "invalid_request, request req_1",
+    ]
+    result = finery("jobs", "get", "job_1")
+    assert result.code == 1
+    assert result.err.splitlines()[-1].startswith("Hint: check FINERY_API_KEY")
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("jobs create --set novalue", "expected name=value, found 'novalue'"),
+        ("jobs create --set .a=1", "expected name=value"),
+        ("jobs create --file nothing.jsonl", "expected the id of a file or the path of one"),
+        ("jobs create --spec nothing.json", "nothing.json"),
+        ("usage --start 2026-11-01T01:30:00", "expected a time with a zone"),
+        ("usage --start yesterday", "found 'yesterday'"),
+        ("jobs explode", "explode"),
+    ],
+)
+def test_wrong_usage_ends_with_2_and_sends_nothing(api: Api, finery: Any, command: str, said: str) -> None:
+    result = finery(*command.split())
+    assert result.code == 2
+    assert said in " ".join(result.err.replace("│", "").split())
+    assert api.server is not None
+    assert api.server.seen == []
+
+
+def test_without_a_key_the_command_says_so_and_ends_with_2(finery: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FINERY_API_KEY", raising=False)
+    result = finery("jobs", "list")
+    assert (result.code, result.out) == (2, "")
+    assert "FINERY_API_KEY" in result.err
+
+
+def test_without_a_server_the_command_says_where_it_looked(finery: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FINERY_API_KEY", KEY)
+    monkeypatch.setenv("FINERY_BASE_URL", "http://127.0.0.1:1")
+    result = finery("jobs", "list")
+    assert result.code == 1
+    assert "Could not reach GET http://127.0.0.1:1/v1/jobs" in result.err
+    assert KEY not in result.err
+
+
+@pytest.mark.parametrize("id_", ["ckpt_1", "job_1"])
+def test_download_fetches_a_checkpoint_or_a_jobs_last_one(api: Api, finery: Any, tmp_path: Path, id_: str) -> None:
+    result = finery("checkpoints", "download", id_, "--to", str(tmp_path / "out"))
+    assert (result.code, result.out) == (0, f"{tmp_path / 'out'}\n")
+    assert (tmp_path / "out" / "sub" / "a.bin").read_bytes() == b"0123456789"
+    assert "sha256 verified" in result.err
+
+
+def test_times_and_groups_of_usage_go_out_as_they_are_meant(api: Api, finery: Any) -> None:
+    arguments = [
+        "--start",
+        "2026-11-01",
+        "--end",
+        "2026-11-02T00:00:00-05:00",
+        "--group-by",
+        "sku",
+        "--group-by",
+        "day",
+    ]
+    result = finery("usage", *arguments)
+    assert result.code == 0
+    query = "start=2026-11-01T00%3A00%3A00Z&end=2026-11-02T05%3A00%3A00Z&group_by=sku&group_by=day"
+    assert api.sent(f"GET /v1/usage?{query}")
+    assert "$0.0000045" in result.out
+
+
+def test_lists_stop_at_their_limit(api: Api, finery: Any) -> None:
+    jobs = [job_json(id=f"job_{n}") for n in range(5)]
+    api.answers = {"GET /v1/jobs": (200, page_json(jobs, has_more=True, last_id="job_4"))}
+    assert len(json.loads(finery("jobs", "list", "--limit", "3", "--json").out)) == 3
+    assert api.sent("GET /v1/jobs?limit=3")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1", 1), ("3e-4", 3e-4), ("true", True), ("null", None), ('"1"', "1"), ("all-linear", "all-linear"), ("", "")],
+)
+def test_values_are_json_where_they_are_json(text: str, value: Any) -> None:
+    assert spec.value(text) == value
+    assert type(spec.value(text)) is type(value)
+
+
+def test_a_dotted_name_may_not_pass_through_a_value() -> None:
+    with pytest.raises(ValueError, match="seed is not an object"):
+        spec.assign({"seed": 1}, "seed.x=1")
+
+
+@pytest.mark.parametrize("content", ["[1]", "{", '"text"'])
+def test_a_spec_that_is_no_object_is_refused_with_its_place(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "job.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=r"job\.json: expected a JSON object"):
+        spec.load(path)
