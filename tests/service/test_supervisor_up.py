@@ -102,7 +102,7 @@ def test_each_process_holds_only_the_secrets_that_it_needs(stack: Stack) -> None
         "ray": {"RAY_AUTH_TOKEN"},
         "api": {"FINERY_APP_DSN", "FINERY_SYSTEM_DSN"},
         "rpc": {"FINERY_SYSTEM_DSN", "FINERY_WORKER_SECRET"},
-        "reconcile": {"FINERY_SYSTEM_DSN", "FINERY_WORKER_SECRET", "RAY_AUTH_TOKEN"},
+        "reconcile": {"FINERY_SYSTEM_DSN", "FINERY_WORKER_SECRET", "FINERY_RAY_TOKEN"},
     }
     secret = {"FINERY_OWNER_DSN", *(name for names in allowed.values() for name in names)}
     for child, names in allowed.items():
@@ -166,6 +166,7 @@ def test_sigterm_stops_all_in_order_with_status_0(stack: Stack) -> None:
 def test_a_port_in_use_is_a_clear_error_and_leaves_nothing_running(stack: Stack) -> None:
     """The stack is stopped by now; something else listens on its API port."""
     with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         other.bind(("127.0.0.1", stack.port))
         other.listen()
         with pytest.raises(AssertionError, match=rf"(?s)exited with 1.*Port {stack.port} on 127\.0\.0\.1 is in use"):

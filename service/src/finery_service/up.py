@@ -1,7 +1,7 @@
 """`finery-service up`: the whole system on one machine, as the real processes that production runs.
 
-    postgres ─► migrate (to its end) ─► api, rpc, reconcile ─► ready
-    ray      ───────────────────────────┘
+    postgres ─► migrate (to its end) ─► api, rpc ─► reconcile ─► ready
+    ray ────────────────────────────────────────────┘
 
 It alone owns the embedded PostgreSQL and the local Ray. A child that dies is started again; all die with us, so a
 kill -9 leaves nothing that blocks the next start. `state.json` tells tools the pids, ports and URLs.
@@ -30,9 +30,9 @@ from finery_service.supervisor import Child, Keeper, SupervisorError, run_to_end
 
 _PORTS = ("postgres", "ray", "ray_client", "rpc", "api")
 _STOP_ORDER = ("api", "rpc", "reconcile", "ray", "postgres")
-_NOT_FOR_ALL = ("FINERY_OWNER_DSN", "FINERY_APP_DSN", "FINERY_SYSTEM_DSN", "FINERY_WORKER_SECRET")
+_NOT_FOR_ALL = ("FINERY_OWNER_DSN", "FINERY_APP_DSN", "FINERY_SYSTEM_DSN", "FINERY_WORKER_SECRET", "FINERY_RAY_TOKEN")
 """Each child gets the secrets that it needs and no others; Ray's workers inherit none of these."""
-_START_SECONDS = 60.0
+_START_SECONDS = 90.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +100,7 @@ class Up:
     async def bring_up(self) -> None:
         started = time.monotonic()
         say(f"Finery starts in {self.home.root} (logs in {self.home.logs})")
+        await self._need_api_port()
         cluster = embedded.prepare(self.home.postgres, self.secrets)
         postgres = self._keep(self._postgres(cluster))
         ray = self._keep(self._ray())
@@ -108,8 +109,7 @@ class Up:
         await asyncio.to_thread(embedded.ensure_roles, admin_dsn, self.secrets)
         await run_to_end(self._ours("migrate", FINERY_OWNER_DSN=self._dsn("finery_owner")), _START_SECONDS)
         await self._ensure_operator_key()
-        await until(self._listens("ray"), ray, _START_SECONDS)
-        await self._serve()
+        await self._serve(ray)
         if self.options.tenant is not None:
             key = self.home.operator_key.read_text().strip()
             await asyncio.to_thread(
@@ -134,19 +134,23 @@ class Up:
         self.home.write_state(self.state)
         say("Finery stopped")
 
-    async def _serve(self) -> None:
-        """Start api, rpc and reconcile, and wait until each does its work."""
+    async def _need_api_port(self) -> None:
+        # An API whose supervisor was just killed may take a moment to be gone.
         if not await _eventually(lambda: is_free(self.ports["api"], self.options.host), 5):
             raise SupervisorError(
                 f"Port {self.ports['api']} on {self.options.host} is in use: expected it to be free for the API; "
                 "stop what listens there, or choose another with --port"
             )
+
+    async def _serve(self, ray: Keeper) -> None:
+        """Start api and rpc, then reconcile on top of Ray, and wait until each does its work."""
         epoch = await asyncio.to_thread(self._leader_epoch, 0)
         secrets = {"FINERY_SYSTEM_DSN": self._dsn("finery_system")}
         api = self._keep(self._ours("api", FINERY_APP_DSN=self._dsn("finery_app"), **secrets))
         secrets["FINERY_WORKER_SECRET"] = self.secrets["worker_secret"]
         rpc = self._keep(self._ours("rpc", **secrets))
-        reconcile = self._keep(self._ours("reconcile", **ray_head.environment(secrets, self.secrets["ray_token"])))
+        await until(self._listens("ray"), ray, _START_SECONDS)
+        reconcile = self._keep(self._ours("reconcile", FINERY_RAY_TOKEN=self.secrets["ray_token"], **secrets))
 
         async def api_ready() -> bool:
             return await asyncio.to_thread(operator_client.status, f"{self.base_url}/readyz") == 200
@@ -209,8 +213,6 @@ class Up:
 
     def _environment(self) -> dict[str, str]:
         inherited = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_ALL}
-        for name in ("RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_AUTH_MODE"):
-            inherited.pop(name, None)
         return inherited | {
             "PYTHONUNBUFFERED": "1",
             "FINERY_STORE_URL": self.home.objects.as_uri(),
