@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -48,7 +49,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("question")
-    parser.add_argument("--cache", type=Path, default=Path.home() / ".cache/finery/models")
+    cache = os.environ.get("FINERY_MODEL_CACHE", Path.home() / ".cache/finery/models")
+    parser.add_argument("--cache", type=Path, default=cache, help="where the workers keep base models")
     parser.add_argument("--limit", type=int, default=40, help="tokens of an answer")
     options = parser.parse_args()
     folder = resolve(SMOLLM2, options.cache)

@@ -115,6 +115,15 @@ def test_the_sample_is_64_conversations_in_the_format_of_uploads() -> None:
         parse_row(line)
 
 
+def test_the_examples_model_is_the_one_of_the_catalogue() -> None:
+    """`answer.py` reads it from the same cache entry that the workers made."""
+    example = (ROOT / "examples/answer.py").read_text(encoding="utf-8")
+    migration = (ROOT / "service/migrations/versions/0001_foundation.sql").read_text(encoding="utf-8")
+    source = re.search(r'requirement="([^"]+)", member="([^"]+)"', example)
+    assert source is not None
+    assert f'"requirement": "{source[1]}", "member": "{source[2]}"' in migration
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8"))
