@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import json
 import threading
@@ -61,8 +62,6 @@ def checkpoint_json(files: dict[str, bytes], **changes: Any) -> dict[str, Any]:
 
 
 def _sha256(content: bytes) -> str:
-    import hashlib
-
     return hashlib.sha256(content).hexdigest()
 
 
@@ -103,6 +102,11 @@ def mocked(kind: Client, handler: Callable[[httpx.Request], httpx.Response], tim
     """A client whose requests `handler` answers. Any, so that one test can drive both kinds."""
     runtime = (time or Time()).runtime()
     return kind(KEY, "http://finery.test", transport=httpx.MockTransport(handler), runtime=runtime)
+
+
+def client_of(kind: Client, server: HttpServer, time: Time | None = None, **options: Any) -> Any:
+    """A client of a real server. Any, so that one test can drive both kinds."""
+    return kind(KEY, server.url, runtime=(time or Time()).runtime(), **options)
 
 
 async def value(result: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from finery.cli import main, spec
+from finery.cli import main
 
 from .support import (
     KEY,
@@ -290,25 +290,3 @@ def test_lists_stop_at_their_limit(api: Api, finery: Any) -> None:
     api.answers = {"GET /v1/jobs": (200, page_json(jobs, has_more=True, last_id="job_4"))}
     assert len(json.loads(finery("jobs", "list", "--limit", "3", "--json").out)) == 3
     assert api.sent("GET /v1/jobs?limit=3")
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [("1", 1), ("3e-4", 3e-4), ("true", True), ("null", None), ('"1"', "1"), ("all-linear", "all-linear"), ("", "")],
-)
-def test_values_are_json_where_they_are_json(text: str, value: Any) -> None:
-    assert spec.value(text) == value
-    assert type(spec.value(text)) is type(value)
-
-
-def test_a_dotted_name_may_not_pass_through_a_value() -> None:
-    with pytest.raises(ValueError, match="seed is not an object"):
-        spec.assign({"seed": 1}, "seed.x=1")
-
-
-@pytest.mark.parametrize("content", ["[1]", "{", '"text"'])
-def test_a_spec_that_is_no_object_is_refused_with_its_place(tmp_path: Path, content: str) -> None:
-    path = tmp_path / "job.json"
-    path.write_text(content)
-    with pytest.raises(ValueError, match=r"job\.json: expected a JSON object"):
-        spec.load(path)

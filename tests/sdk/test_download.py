@@ -1,79 +1,14 @@
 from __future__ import annotations
 
-import hashlib
 import os
-import re
-import subprocess
-import sys
-import threading
-import time as clock
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-from urllib.parse import unquote
 
 import pytest
 
 from finery import APIError, DownloadError
 
-from .support import BOTH, KEY, Client, Handler, HttpServer, Seen, Time, checkpoint_json, error_json, serving, value
-
-FILES = {
-    "adapter_config.json": b'{"r": 16}',
-    "adapter_model.safetensors": bytes(range(256)) * 4000,
-    "sub dir/ä.txt": "grüße".encode(),
-    "empty": b"",
-}
-BIG = "adapter_model.safetensors"
-SIZE = len(FILES[BIG])
-SHA12 = hashlib.sha256(FILES[BIG]).hexdigest()[:12]
-PARTIAL = f".{BIG}.{SHA12}.part"
-Send = Callable[[Handler, bytes, int], None]
-
-
-def first_byte(seen: Seen) -> int:
-    found = re.fullmatch(r"bytes=(\d+)-", seen.headers.get("range", "bytes=0-"))
-    assert found, seen.headers
-    return int(found[1])
-
-
-def send_rest(handler: Handler, content: bytes, start: int) -> None:
-    if start == 0:
-        return handler.whole(200, content)
-    where = f"bytes {start}-{len(content) - 1}/{len(content)}"
-    return handler.whole(206, content[start:], **{"Content-Range": where})
-
-
-def store(
-    files: dict[str, bytes] = FILES, send: Send = send_rest, **checkpoint: Any
-) -> Callable[[Handler, Seen], None]:
-
-    def reply(handler: Handler, seen: Seen) -> None:
-        prefix = "/v1/checkpoints/ckpt_1"
-        if seen.path == prefix:
-            return handler.json(200, checkpoint_json(files))
-        content = files[unquote(seen.path.removeprefix(f"{prefix}/files/"))]
-        return send(handler, content, first_byte(seen))
-
-    return reply
-
-
-def fetches(server: HttpServer, name: str = BIG) -> list[int]:
-    return [first_byte(seen) for seen in server.seen if seen.path.endswith(f"/files/{name}")]
-
-
-def on_disk(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def client_of(kind: Client, server: HttpServer, time: Time | None = None) -> Any:
-    return kind(KEY, server.url, runtime=(time or Time()).runtime())
-
-
-@pytest.fixture(params=BOTH)
-def kind(request: pytest.FixtureRequest) -> Client:
-    kind: Client = request.param
-    return kind
+from .store import BIG, FILES, PARTIAL, SIZE, fetches, on_disk, send_rest, store
+from .support import Client, Handler, client_of, error_json, serving, value
 
 
 async def test_all_files_arrive_and_progress_ends_at_the_total(kind: Client, tmp_path: Path) -> None:
@@ -233,80 +168,3 @@ async def test_a_link_that_leads_out_of_the_folder_is_not_followed(kind: Client,
     with serving(store({"sub/a": b"1"})) as server, pytest.raises(DownloadError, match="leads out"):
         await value(client_of(kind, server).checkpoints.download("ckpt_1", tmp_path / "out"))
     assert os.listdir(tmp_path / "elsewhere") == []
-
-
-PROGRAM = "import sys; from finery import Finery; Finery().checkpoints.download('ckpt_1', sys.argv[1])"
-
-
-def program(server: HttpServer, folder: Path) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "FINERY_API_KEY": KEY, "FINERY_BASE_URL": server.url}
-    return subprocess.Popen([sys.executable, "-c", PROGRAM, str(folder)], env=environment)
-
-
-class Holding:
-    """Sends 40 % of the big file and holds the rest back until it is let go."""
-
-    def __init__(self) -> None:
-        self.go = threading.Event()
-
-    def __call__(self, handler: Handler, content: bytes, start: int) -> None:
-        if len(content) < SIZE or self.go.is_set():
-            return send_rest(handler, content, start)
-        handler.head(200, **{"Content-Length": str(SIZE)})
-        handler.wfile.write(content[: SIZE * 2 // 5])
-        assert self.go.wait(60)
-        handler.wfile.write(content[SIZE * 2 // 5 :])
-        return None
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = clock.monotonic() + 60
-    while not condition():
-        assert clock.monotonic() < deadline
-        clock.sleep(0.01)
-
-
-def size_of(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
-def test_d14_killed_at_40_percent_and_run_again_only_the_missing_bytes_are_fetched(tmp_path: Path) -> None:
-    hold = Holding()
-    with serving(store(send=hold)) as server:
-        first = program(server, tmp_path)
-        until(lambda: size_of(tmp_path / PARTIAL) == SIZE * 2 // 5)
-        first.kill()
-        assert first.wait() == -9
-        hold.go.set()
-        assert program(server, tmp_path).wait(60) == 0
-        assert fetches(server) == [0, SIZE * 2 // 5]
-    assert on_disk(tmp_path) == FILES, "the right content and 0 leftovers"
-
-
-def test_d14_two_processes_at_once_share_the_work_and_corrupt_nothing(tmp_path: Path) -> None:
-    hold = Holding()
-    with serving(store(send=hold)) as server:
-        first = program(server, tmp_path)
-        until(lambda: size_of(tmp_path / PARTIAL) == SIZE * 2 // 5)
-        second = program(server, tmp_path)
-        until(lambda: len([seen for seen in server.seen if seen.path.endswith("ckpt_1")]) == 2)
-        clock.sleep(0.3)  # the second one is at the lock by now; were there none, it would fetch from 409600
-        hold.go.set()
-        assert (first.wait(60), second.wait(60)) == (0, 0)
-        assert fetches(server) == [0], "the file went over the wire once"
-    assert on_disk(tmp_path) == FILES
-
-
-def test_d14_the_one_that_waits_goes_on_when_the_other_is_killed(tmp_path: Path) -> None:
-    hold = Holding()
-    with serving(store(send=hold)) as server:
-        first = program(server, tmp_path)
-        until(lambda: size_of(tmp_path / PARTIAL) == SIZE * 2 // 5)
-        second = program(server, tmp_path)
-        until(lambda: len([seen for seen in server.seen if seen.path.endswith("ckpt_1")]) == 2)
-        first.kill()
-        first.wait()
-        hold.go.set()
-        assert second.wait(60) == 0
-        assert fetches(server) == [0, SIZE * 2 // 5]
-    assert on_disk(tmp_path) == FILES
