@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from finery_scheduler.core.types import Node, Placement
@@ -18,8 +18,8 @@ class Launch:
     attempt: str
     entrypoint: str
     """Dotted name `package.module:callable`; it takes `environment` and returns when the attempt is over."""
-    environment: dict[str, str]
-    """What the worker needs to report: address, attempt id, fence, token, store, cache. Holds a secret: never logged."""
+    environment: dict[str, str] = field(repr=False)
+    """What the worker needs to report: address, attempt id, fence, token, store, cache. Secret: not in its repr."""
     placements: tuple[Placement, ...]
     """Slots held on each node; empty for a CPU-only attempt (preparation)."""
 
