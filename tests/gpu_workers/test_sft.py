@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,11 @@ from finery_testing.control_plane import FakeControlPlane
 
 from .conftest import MakeJob, chat_rows
 
+# Answers of 1 to 25 tokens, so that means over micro batches and over the update differ.
+UNEVEN = [
+    {"messages": [{"role": "user", "content": "Count."}, {"role": "assistant", "content": "1" * (4 * n)}]}
+    for n in range(7)
+]
 PREPARE, TRAIN = pb.ATTEMPT_KIND_PREPARE, pb.ATTEMPT_KIND_TRAIN
 
 
@@ -104,10 +110,38 @@ def test_the_first_loss_is_the_mean_over_the_tokens_of_the_update(make_job: Make
     assert whole.tokens == control.steps[0].metrics["trained_tokens"]
 
 
-def test_micro_batches_do_not_change_what_is_learnt(make_job: MakeJob) -> None:
-    one, many = (trained(make_job(epochs=2, micro_batch_tokens=tokens)) for tokens in (2048, 16))
-    a, b = adapter(one), adapter(many)
-    assert all(torch.allclose(a[name], b[name], atol=2e-4) for name in a)
+def test_the_loop_is_the_loop_written_down_here(make_job: MakeJob, tiny_folder: Path) -> None:
+    """Every update at once, without micro batches: same gradients, same rates, so nearly the same weights."""
+    control = trained(make_job(UNEVEN, epochs=4, batch_tokens=256, micro_batch_tokens=16, schedule="linear"))
+    hyper, data = control.spec.hyperparameters, data_of(control)
+    plan = Plan(data.train.lengths, hyper, 0)
+    learner = Learner.create(tiny_folder, control.spec.adapter, hyper, seed=0, device="cpu")
+    for step in range(1, plan.total_steps + 1):
+        batch = packed_batch(data.train, plan.update(step).rows)
+        loss = learner.forward_backward(batch, batch.scored)
+        stats = learner.optim_step(learning_rate(step, plan.total_steps, 1e-2, "linear", hyper.warmup_ratio))
+        metrics = control.steps[step - 1].metrics
+        assert metrics["loss"] == pytest.approx(loss.loss_sum / loss.tokens, rel=1e-4)
+        assert metrics["grad_norm"] == pytest.approx(stats.grad_norm, rel=1e-3)
+    assert plan.total_steps == 8
+    final = control.store / control.checkpoints[-1].resume_prefix / "learner.safetensors"
+    for name, value in load_file(final).items():
+        if name.startswith("master."):
+            assert torch.allclose(value, learner.state()[name], atol=1e-3), name
+
+
+def slow_commits(name: str, _request: Any) -> None:
+    """So that a worker which does not wait for an acknowledgement is ahead of it."""
+    if name == "CommitSteps":
+        time.sleep(0.1)
+
+
+def test_a_checkpoint_is_published_behind_its_steps(make_job: MakeJob) -> None:
+    """The control plane refuses a checkpoint whose steps are not committed; `make_job` fails on a refusal."""
+    control = make_job(epochs=3, checkpoint_every=2)
+    control.hook = slow_commits
+    assert reason(trained(control)) == "completed"
+    assert len(control.checkpoints) > 3
 
 
 @pytest.mark.parametrize(
@@ -220,10 +254,11 @@ def test_data_of_another_tokenizer_is_refused(make_job: MakeJob) -> None:
 
 
 def test_steps_wait_for_their_grant(make_job: MakeJob) -> None:
-    """The control plane refuses steps that it has not granted; `make_job` fails the test on a refusal."""
-    control = make_job(epochs=4)
-    control.grant_steps = 1
+    """The control plane refuses steps that it has not granted."""
+    control = make_job(epochs=3)
+    control.grant_steps, control.hook = 1, slow_commits
     assert reason(trained(control)) == "completed"
+    assert control.calls.count("CommitSteps") == len(control.steps)
 
 
 def test_the_thread_count_is_the_environments(make_job: MakeJob) -> None:
