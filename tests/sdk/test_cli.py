@@ -243,6 +243,11 @@ def test_wrong_usage_ends_with_2_and_sends_nothing(api: Api, finery: Any, comman
     assert api.server.seen == []
 
 
+def test_an_empty_id_as_an_unset_variable_gives_ends_with_2(api: Api, finery: Any) -> None:
+    result = finery("jobs", "get", "")
+    assert (result.code, result.err) == (2, "Error: expected the id of a job, found ''\n")
+
+
 def test_without_a_key_the_command_says_so_and_ends_with_2(finery: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FINERY_API_KEY", raising=False)
     result = finery("jobs", "list")

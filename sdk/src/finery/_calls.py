@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 from finery._multipart import Multipart, Upload
+from finery.errors import InvalidArgumentError
 from finery.types.base import Resource
 from finery.types.checkpoints import Checkpoint
 from finery.types.files import File
@@ -48,7 +49,8 @@ class Call(Generic[T]):
         try:
             return json.dumps(self.json, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
         except ValueError:
-            raise ValueError(f"{self.path}: expected JSON, found NaN, an infinity or a lone surrogate in it") from None
+            message = f"{self.path}: expected JSON, found NaN, an infinity or a lone surrogate in it"
+            raise InvalidArgumentError(message) from None
 
     def with_params(self, **changes: str | int | None) -> Call[T]:
         kept = tuple(item for item in self.params if item[0] not in changes)
@@ -197,7 +199,7 @@ def id_of(value: Resource | str, noun: str) -> str:
     """The id itself, or the id of the resource; never a text that would change the path."""
     text = value if isinstance(value, str) else getattr(value, "id", None)
     if not isinstance(text, str) or text in ("", ".", ".."):
-        raise ValueError(f"expected the id of a {noun}, found {value!r}")
+        raise InvalidArgumentError(f"expected the id of a {noun}, found {value!r}")
     return text
 
 
@@ -211,7 +213,7 @@ def _time(name: str, value: datetime | None) -> str | None:
     if not isinstance(value, datetime):
         raise TypeError(f"{name}: expected a datetime with a zone, found {type(value).__name__}")
     if value.tzinfo is None:
-        raise ValueError(
+        raise InvalidArgumentError(
             f"{name}: expected a time with a zone, found the naive {value.isoformat()}; "
             "use datetime(…, tzinfo=timezone.utc), or .astimezone() for local time"
         )

@@ -7,6 +7,7 @@ import platform
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from typing import Any, TypeVar
 
@@ -152,12 +153,17 @@ def _timeout(seconds: float) -> httpx.Timeout:
     return httpx.Timeout(seconds, connect=min(seconds, _CONNECT_SECONDS))
 
 
+@cache
+def _user_agent() -> str:
+    return f"finery-python/{version('finery')} python/{platform.python_version()}"
+
+
 def _request(config: Config, call: Call[Any]) -> dict[str, Any]:
     headers = {
         "Authorization": f"Bearer {config.api_key}",
         "Accept": "application/json",
         "Accept-Encoding": "identity",  # offsets, sizes and hashes are those of the bytes themselves
-        "User-Agent": f"finery-python/{version('finery')} python/{platform.python_version()}",
+        "User-Agent": _user_agent(),
         **dict(call.headers),
     }
     if call.idempotency_key is not None:

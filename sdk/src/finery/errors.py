@@ -20,6 +20,10 @@ class ConfigurationError(FineryError):
     """The client cannot be made: no key, or a base URL that is none."""
 
 
+class InvalidArgumentError(FineryError, ValueError):
+    """What was passed cannot be sent: an empty id, a time without a zone, NaN. Nothing was sent."""
+
+
 class APIError(FineryError):
     """The server refused a call, or answered what cannot be understood.
 

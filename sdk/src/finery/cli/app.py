@@ -9,7 +9,7 @@ import typer
 
 from finery.cli import checkpoints, files, jobs, models, usage
 from finery.cli.output import err, print_error
-from finery.errors import ConfigurationError, FineryError
+from finery.errors import ConfigurationError, FineryError, InvalidArgumentError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -43,7 +43,7 @@ def run(arguments: Sequence[str] | None) -> int:
     """The exit code: 0 done, 1 the server refused or the job failed, 2 wrong usage."""
     try:
         app(args=None if arguments is None else list(arguments), prog_name="finery")
-    except ConfigurationError as error:
+    except (ConfigurationError, InvalidArgumentError) as error:
         print_error(error)
         return 2
     except FineryError as error:
