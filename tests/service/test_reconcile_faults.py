@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 
+import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from finery.types.jobs import Intent
 from finery_service.reconcile import apply, lease, loop
 from finery_service.reconcile.snapshot import Pool, read
 from finery_testing import control, factories
 from finery_testing.clock import FakeClock
 from finery_testing.pool import ScriptedPool
-from finery_testing.reconciling import a_job, audited, due_again, lead
+from finery_testing.reconciling import a_job, audited, due_again, intend, lead
 
 pytest_plugins = ("finery_testing.control_fixtures",)
 
@@ -194,3 +197,24 @@ async def test_a_lease_renewed_after_the_snapshot_is_not_expired(
     await control.execute(system_engine, renewed)
     assert not await apply.lifecycle(context, view, Pool(True, pool.nodes_, {attempt.id: "alive"}))
     assert (await control.job_row(system_engine, job.id)).state == "starting"
+
+
+async def test_a_pool_that_hangs_does_not_hold_up_leases_and_cancellations(
+    system_engine: AsyncEngine, pool: ScriptedPool, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("finery_service.reconcile.context._SLOW_POOL", 0.05)
+    context = await lead(system_engine, pool, clock)
+    lost, cancelled = await a_job(system_engine, clock), await a_job(system_engine, clock)
+    await loop.tick(context)
+    [attempt] = await control.attempts(system_engine, lost.id)
+    pool.hangs = asyncio.Event()
+    await control.expire_lease(system_engine, attempt.id)
+    await intend(system_engine, cancelled.id, Intent.CANCEL)
+    await loop.tick(context)
+    assert (await control.job_row(system_engine, lost.id)).state == "queued"
+    assert (await control.job_row(system_engine, cancelled.id)).state == "cancelled"
+    assert len(pool.workers_) == 2
+    pool.hangs.set()
+    await context.observing  # type: ignore[misc]
+    await loop.tick(context)
+    assert pool.workers_ == {}

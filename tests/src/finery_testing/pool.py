@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -18,6 +19,8 @@ class ScriptedPool:
     refuses: bool = False
     """`launch` raises LaunchError."""
     stops_to_fail: int = 0
+    hangs: asyncio.Event | None = None
+    """Nothing is answered until it is set."""
     bugs: int = 0
     """`nodes` raises something unforeseen, so many times."""
     launches: list[Launch] = field(default_factory=list)
@@ -25,6 +28,8 @@ class ScriptedPool:
     workers_: dict[str, WorkerStatus] = field(default_factory=dict)
 
     async def start(self) -> None:
+        if self.hangs is not None:
+            await self.hangs.wait()
         self._answer()
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Decisions into the database: one transaction each, under leader epoch, job lock and version; stale ones are dropped."""
+"""Decisions into the database: a transaction each, under leader epoch, job lock and version; stale ones are dropped."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -17,8 +18,10 @@ from finery_service.db.engine import transaction
 from finery_service.jobs.states import Policy
 from finery_service.reconcile import lease
 from finery_service.reconcile.lease import Leadership, StaleLeaderError
+from finery_service.reconcile.snapshot import Pool, observe
 from finery_service.settings import Settings
 
+_SLOW_POOL = 5.0
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0
 
 
@@ -49,10 +52,22 @@ class Context:
     clock: Clock = system_clock
     leadership: Leadership | None = None
     patience: Patience = field(default_factory=Patience)
+    observing: asyncio.Task[Pool] | None = None
 
     @property
     def policy(self) -> Policy:
         return Policy(grace=timedelta(seconds=self.settings.grace_seconds))
+
+    async def pool(self) -> Pool:
+        """The pool as it answers. One that is slow counts as unreachable and is waited for in the background: the
+        database's side of the work (leases, cancellations) goes on meanwhile."""
+        if self.observing is None:
+            self.observing = asyncio.create_task(observe(self.backend))
+        await asyncio.wait([self.observing], timeout=_SLOW_POOL)
+        if not self.observing.done():
+            return Pool(False)
+        observed, self.observing = self.observing.result(), None
+        return observed
 
     @asynccontextmanager
     async def apply(self) -> AsyncIterator[AsyncSession]:

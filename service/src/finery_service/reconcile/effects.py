@@ -18,8 +18,8 @@ from finery_service.settings import required
 
 ENTRYPOINT = "finery_gpu_workers.run:main"
 _AT_ONCE = 8
-_SECONDS = 60.0
-"""A pool that takes longer for one call counts as unreachable; the call is made again."""
+_SECONDS = 150.0
+"""The backend has limits of its own; one call beyond this one counts as unreachable and is made again."""
 
 T = TypeVar("T")
 _log = structlog.get_logger(__name__)

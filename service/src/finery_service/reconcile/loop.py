@@ -16,7 +16,7 @@ from finery_scheduler.core.plan import plan
 from finery_service.db.engine import create_engine, transaction
 from finery_service.reconcile import apply, audit, effects, lease
 from finery_service.reconcile.context import Context
-from finery_service.reconcile.snapshot import observe, read, to_snapshot
+from finery_service.reconcile.snapshot import read, to_snapshot
 from finery_service.settings import Settings, required
 
 _log = structlog.get_logger(__name__)
@@ -32,7 +32,7 @@ def serve(settings: Settings) -> None:
 
 async def tick(context: Context) -> None:
     """One pass: observe, decide, apply. The pool is read before the database, so every worker it lists has its row."""
-    pool = await observe(context.backend)
+    pool = await context.pool()
     view = await read(context.engine)
     if await apply.lifecycle(context, view, pool):
         view = await read(context.engine)
@@ -55,9 +55,10 @@ async def run(context: Context, stop: asyncio.Event) -> None:
         await stop.wait()
         await asyncio.wait([ticking], timeout=_STOP_SECONDS)
     finally:
-        for task in (ticking, leading):
+        tasks = [task for task in (ticking, leading, context.observing) if task is not None]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(ticking, leading, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         if context.leadership is not None:
             with contextlib.suppress(Exception):
                 await lease.release(context.engine, context.leadership)
@@ -96,7 +97,7 @@ async def _tick_on(context: Context, stop: asyncio.Event) -> None:
 
 
 async def _audit(context: Context) -> None:
-    pool = await observe(context.backend)
+    pool = await context.pool()
     async with transaction(context.engine) as session:
         for difference in await audit.differences(session, pool.nodes if pool.reachable else None):
             _log.error("audit_difference", difference=difference)
@@ -114,7 +115,7 @@ async def _serve(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     engine = create_engine(required(settings.system_dsn, "FINERY_SYSTEM_DSN"))
-    backend = RayBackend(settings.ray_address)
+    backend = RayBackend(settings.ray_address, required(settings.ray_token, "FINERY_RAY_TOKEN"))
     try:
         await run(Context(engine, backend, settings), stop)
     finally:

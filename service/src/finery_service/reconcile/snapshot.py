@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,7 +21,6 @@ from finery_service.jobs import store
 from finery_service.jobs.states import AttemptView, PoolWord
 from finery_service.jobs.tables import AttemptRow, JobRow
 
-_SECONDS = 30.0
 _log = structlog.get_logger(__name__)
 
 
@@ -54,12 +52,10 @@ class View:
 
 
 async def observe(backend: Backend) -> Pool:
-    """Whatever goes wrong here, the database's side of the work (leases, cancellations) must go on."""
     try:
-        async with asyncio.timeout(_SECONDS):
-            await backend.start()
-            return Pool(True, await backend.nodes(), await backend.workers())
-    except (PoolUnreachableError, TimeoutError):
+        await backend.start()
+        return Pool(True, await backend.nodes(), await backend.workers())
+    except PoolUnreachableError:
         return Pool(False)
     except Exception:
         _log.exception("pool_not_observed")
