@@ -193,6 +193,6 @@ def test_the_command_line_takes_a_customer_through(stack: Stack, tmp_path: Path)
     )  # fmt: skip
     assert (job["state"], job["progress"]["step"]) == ("succeeded", 3)
     (checkpoint,) = json.loads(finery("checkpoints", "list", "--job", job["id"], "--json"))
-    finery("checkpoints", "download", checkpoint["id"], str(tmp_path / "out"))
+    finery("checkpoints", "download", checkpoint["id"], "--to", str(tmp_path / "out"))
     assert list((tmp_path / "out").rglob("adapter_model.safetensors"))
     assert "train.sft" in finery("usage", "--job", job["id"])

@@ -30,6 +30,8 @@ class Settings(BaseSettings):
     """Where workers reach the RPC server."""
     ray_address: str = ""
     """`host:port` of the Ray head's GCS."""
+    ray_token: SecretStr | None = None
+    """The cluster's RAY_AUTH_TOKEN; only `reconcile` needs it."""
     model_cache: Path = Path.home() / ".cache" / "finery" / "models"
     max_file_bytes: Annotated[int, Field(ge=1)] = 10 * 2**30
     max_body_bytes: Annotated[int, Field(ge=1)] = 2**20
