@@ -96,7 +96,7 @@ async def test_a_child_killed_with_9_is_started_again_in_about_a_second(
     os.kill(first, signal.SIGKILL)
     killed = time.monotonic()
     await eventually(lambda: len(kept.changes) == 3)
-    assert time.monotonic() - killed < 1.5
+    assert time.monotonic() - killed < 3, "0.2 s of delay, and the start of a process on a busy machine"
     assert kept.changes[:2] == [("child", first), ("child", None)]
     assert kept.pid not in (None, first)
     assert kept.said == [f"child was ended by signal 9; started again in 0.2 s ({tmp_path / 'child.log'})"]

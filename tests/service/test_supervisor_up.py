@@ -134,7 +134,7 @@ def test_a_child_killed_with_9_comes_back_and_the_api_answers_again(stack: Stack
     start = time.monotonic()
     stack.until(lambda: stack.state["pids"][name] not in (None, killed), 20, f"{name} is started again")
     if name in ("api", "rpc", "reconcile"):
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < 3
     stack.until(lambda: status(stack, "/readyz") == 200, 30, "the API is ready again")
     stack.until(lambda: status(stack, "/v1/jobs", stack.api_key) == 200, 30, "the database answers again")
 
