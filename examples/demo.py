@@ -10,6 +10,7 @@ import argparse
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -34,6 +35,7 @@ HERE = Path(__file__).resolve().parent
 MODEL = "smollm2-135m-instruct"
 QUESTION = "Hey! How's your day going?"
 TRAIN_ROWS, HELD_OUT_ROWS = 1500, 64
+PATIENCE = 1800  # seconds for the whole job
 HYPERPARAMETERS = {"batch_tokens": 2048, "max_length": 512, "learning_rate": 1e-3, "checkpoint_every": 20}
 
 console = Console()
@@ -88,7 +90,8 @@ def home(out: Path) -> Path:
 
 @contextmanager
 def running(folder: Path) -> Iterator[Stack]:
-    """The whole system; it must stop by itself when asked to."""
+    """The whole system; it must stop by itself when asked to, and does so whatever ends us (kill -9 excepted)."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped by SIGTERM"))
     stack = Stack(folder, tenant="demo", torch_threads=None)
     try:
         stack.start(timeout=180)
@@ -104,10 +107,12 @@ def follow(client: Finery, job: Job) -> tuple[Job, list[Event]]:
     """The job at its end and its whole history, with a live progress bar."""
     events: list[Event] = []
     with JobProgress(console=console) as progress:
-        for event in client.jobs.stream(job.id):
+
+        def on_event(event: Event) -> None:
             events.append(event)
             progress(event)
-    return client.jobs.wait(job.id), events
+
+        return client.jobs.wait(job.id, timeout=PATIENCE, on_event=on_event), events
 
 
 def report(client: Finery, job: Job, events: list[Event], out: Path) -> list[str]:
