@@ -22,7 +22,6 @@ from safetensors.torch import load_file, save_file
 
 from finery_gpu_workers import storage
 from finery_gpu_workers.data.chat import template_source
-from finery_gpu_workers.data.prepared import sha256_file
 from finery_gpu_workers.learner import Learner
 from finery_gpu_workers.storage import DigestError
 from finery_gpu_workers.work import Work
@@ -56,66 +55,75 @@ class Cursor:
 
 @dataclass(frozen=True)
 class Staged:
-    """A checkpoint on the worker's disk."""
+    """A checkpoint taken out of the learner: what training goes on to change is copied, the rest is written later."""
 
     folder: Path
-    step: int
+    cursor: Cursor
     final: bool
     manifest: dict[str, Any]
+    stop: list[int]
+    """Token ids that end a turn."""
+    state: dict[str, torch.Tensor]
+    generators: dict[str, torch.Tensor]
 
 
 def stage(
     work: Work, learner: Learner, cursor: Cursor, *, final: bool, facts: dict[str, Any], stop: list[int]
 ) -> Staged:
-    """Writes both folders. `facts` go into the manifest; `stop` are token ids that end a turn."""
+    """In the loop, so it is short. `facts` go into the manifest."""
     folder = work.folder / f"step-{cursor.step:08d}"
-    customer, resume = folder / "checkpoint", folder / "resume"
+    customer = folder / "checkpoint"
     customer.mkdir(parents=True)
-    resume.mkdir()
     learner.save_adapter(customer, base_model=work.assignment.model_name)
-    if not adapted_modules(customer):
+    modules = adapted_modules(customer)
+    if not modules:
         raise RuntimeError("the adapter that was saved has no module: nothing would be applied")
-    _copy_of_base(work.model_folder, customer, stop)
     manifest = {
         "version": 1,
         "job": work.assignment.job_id,
         "model": work.assignment.model_name,
         "step": cursor.step,
         "final": final,
-        "adapted_modules": adapted_modules(customer),
+        "adapted_modules": modules,
         "spec": work.spec.model_dump(mode="json"),
         "code_version": work.code_version,
         "versions": {"torch": torch.__version__, "python": platform.python_version()},
         **facts,
     }
-    (customer / "README.md").write_text(_model_card(work, manifest))
-    save_file(learner.state(), resume / "learner.safetensors")
-    save_file(_generators(), resume / "generators.safetensors")
-    files = [_entry(resume / name) for name in ("learner.safetensors", "generators.safetensors")]
-    (resume / _INDEX).write_text(json.dumps({"version": 1, "cursor": asdict(cursor), "files": files}))
-    return Staged(folder, cursor.step, final, manifest)
+    return Staged(folder, cursor, final, manifest, stop, learner.state(), _generators())
 
 
 def publish(work: Work, staged: Staged) -> None:
-    """Hash, upload, then the fenced row; frees the disk."""
-    customer, resume = staged.folder / "checkpoint", staged.folder / "resume"
-    prefix = work.assignment.output_prefix
-    step = f"step-{staged.step:08d}/"
-    files = [_entry(path) for path in sorted(customer.iterdir())]
-    manifest_json = json.dumps({**staged.manifest, "files": files}, indent=1)
-    (customer / MANIFEST).write_text(manifest_json)
-    stored = storage.upload_all(work.store, customer, f"{prefix}checkpoints/{step}")
-    storage.upload_all(work.store, resume, f"{prefix}resume/{step}")
+    """Write, hash, upload, then the fenced row; frees the disk."""
+    step = f"step-{staged.cursor.step:08d}/"
+    prefix, resume_prefix = (f"{work.assignment.output_prefix}{kind}/{step}" for kind in ("checkpoints", "resume"))
+    customer = staged.folder / "checkpoint"
+    _copy_of_base(work.model_folder, customer, staged.stop)
+    (customer / "README.md").write_text(_model_card(work, staged.manifest))
+    files = storage.upload_all(work.store, customer, prefix)
+    manifest_json = json.dumps({**staged.manifest, "files": [asdict(file) for file in files]}, indent=1)
+    files.append(storage.upload_text(work.store, manifest_json, prefix, MANIFEST))
     work.control.publish(
-        step=staged.step,
+        step=staged.cursor.step,
         final=staged.final,
-        prefix=f"{prefix}checkpoints/{step}",
-        files=[asdict(file) for file in stored],
+        prefix=prefix,
+        files=[asdict(file) for file in files],
         manifest_json=manifest_json,
-        resume_prefix=f"{prefix}resume/{step}",
-        resume_sha256=sha256_file(resume / _INDEX),
+        resume_prefix=resume_prefix,
+        resume_sha256=_upload_resume(work, staged, resume_prefix),
     )
     shutil.rmtree(staged.folder)
+
+
+def _upload_resume(work: Work, staged: Staged, prefix: str) -> str:
+    """The sha256 of the bundle's index."""
+    folder = staged.folder / "resume"
+    folder.mkdir()
+    save_file(staged.state, folder / "learner.safetensors")
+    save_file(staged.generators, folder / "generators.safetensors")
+    files = [asdict(file) for file in storage.upload_all(work.store, folder, prefix)]
+    index = json.dumps({"version": 1, "cursor": asdict(staged.cursor), "files": files})
+    return storage.upload_text(work.store, index, prefix, _INDEX).sha256
 
 
 def resume(work: Work, learner: Learner) -> Cursor:
@@ -148,10 +156,6 @@ def adapted_modules(folder: Path) -> int:
     """Modules with an adapter in an exported checkpoint."""
     with safe_open(folder / ADAPTER, framework="pt") as file:
         return sum(1 for name in file.keys() if ".lora_A." in name)  # noqa: SIM118
-
-
-def _entry(path: Path) -> dict[str, Any]:
-    return {"path": path.name, "bytes": path.stat().st_size, "sha256": sha256_file(path)}
 
 
 def _copy_of_base(base: Path, folder: Path, stop: list[int]) -> None:

@@ -178,6 +178,10 @@ class ControlPlane:
         return self._renewed + _SELF_FENCE * self._lease
 
 
+def _is_step(item: object) -> bool:
+    return isinstance(item, pb.Step)
+
+
 def _code(error: Exception) -> grpc.StatusCode | None:
     return error.code() if isinstance(error, grpc.RpcError) else None
 
@@ -208,7 +212,12 @@ class Outbox:
         self._add(step)
 
     def then(self, action: Callable[[], None]) -> None:
-        """Runs `action` once everything before it is acknowledged; what comes after waits for it."""
+        """Runs `action` once everything before it is acknowledged; what comes after waits for it.
+
+        Returns at once unless an earlier action is still to be done: a slow store holds the loop up, not the memory.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._error is not None or all(map(_is_step, self._items)))
         self._add(action)
 
     def wait_for_grant(self, step: int) -> Intent:

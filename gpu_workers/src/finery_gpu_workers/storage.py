@@ -68,6 +68,12 @@ def upload_all(store: ObjectStore, folder: Path, prefix: str) -> list[StoredFile
         return list(pool.map(lambda path: _upload(store, path, path.relative_to(folder).as_posix(), prefix), paths))
 
 
+def upload_text(store: ObjectStore, text: str, prefix: str, name: str) -> StoredFile:
+    content = text.encode()
+    obstore.put(store, prefix + name, content)
+    return StoredFile(name, len(content), hashlib.sha256(content).hexdigest())
+
+
 def _upload(store: ObjectStore, path: Path, name: str, prefix: str) -> StoredFile:
     stored = StoredFile(name, path.stat().st_size, sha256_file(path))
     obstore.put(store, prefix + name, path)
