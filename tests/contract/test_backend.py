@@ -32,29 +32,42 @@ def attempt_id() -> str:
 SECRET = "s3cret-attempt-token"
 
 
-@pytest.fixture(params=["inline", "ray"])
-async def backend(request: pytest.FixtureRequest) -> AsyncIterator[Backend]:
-    pool: Backend
-    if request.param == "inline":
-        pool = InlineBackend([Node("inline", SLOTS)])
-    else:
-        head: Head = request.getfixturevalue("ray_head")
-        pool = RayBackend(head.address, head.token)
-    await pool.start()
-    yield pool
+async def stop_all(pool: Backend) -> None:
     for attempt in await pool.workers():
         await pool.stop(attempt)
-    await pool.close()
+
+
+@pytest.fixture(scope="session")
+async def drivers_kept() -> AsyncIterator[list[RayBackend]]:
+    """One backend, thus one driver process, for all tests against Ray."""
+    kept: list[RayBackend] = []
+    yield kept
+    for pool in kept:
+        await pool.close()
 
 
 @pytest.fixture
-async def ray_pool(ray_head: Head) -> AsyncIterator[RayBackend]:
-    pool = RayBackend(ray_head.address, ray_head.token)
+async def ray_pool(ray_head: Head, drivers_kept: list[RayBackend]) -> AsyncIterator[RayBackend]:
+    if not drivers_kept:
+        drivers_kept.append(RayBackend(ray_head.address, ray_head.token, grant_timeout=3))
+    await drivers_kept[0].start()
+    yield drivers_kept[0]
+    await stop_all(drivers_kept[0])
+
+
+@pytest.fixture
+async def inline_pool() -> AsyncIterator[InlineBackend]:
+    pool = InlineBackend([Node("inline", SLOTS)])
     await pool.start()
     yield pool
-    for attempt in await pool.workers():
-        await pool.stop(attempt)
+    await stop_all(pool)
     await pool.close()
+
+
+@pytest.fixture(params=["inline_pool", "ray_pool"])
+def backend(request: pytest.FixtureRequest) -> Backend:
+    pool: Backend = request.getfixturevalue(request.param)
+    return pool
 
 
 async def an_attempt(pool: Backend, out: Path, entrypoint: str = "stays", slots: int = 1) -> Launch:
@@ -161,6 +174,18 @@ async def test_stop_leaves_no_process_of_the_attempt_f12(backend: Backend, tmp_p
         return not any(child.is_running() for child in children)
 
     await until(reaped, 5)
+
+
+@pytest.mark.slow
+async def test_many_jobs_in_a_row_leave_no_zombie_f12(backend: Backend, tmp_path: Path) -> None:
+    for n in range(100 if isinstance(backend, InlineBackend) else 25):
+        launch = await an_attempt(backend, tmp_path / str(n), "has_children", slots=SLOTS)
+        (tmp_path / str(n)).mkdir()
+        await backend.launch(launch)
+        await noted(tmp_path / str(n), "children")
+        await backend.stop(launch.attempt)
+    mine = psutil.Process().children(recursive=True)
+    assert not [process for process in mine if process.status() == psutil.STATUS_ZOMBIE]
 
 
 async def test_stop_is_idempotent_and_knows_no_unknown_attempt(backend: Backend, tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ class RayBackend:
         connect_timeout: float = 45.0,
         request_timeout: float = 20.0,
         launch_timeout: float = 120.0,
+        grant_timeout: float = 10.0,
         max_backoff: float = 15.0,
     ) -> None:
         self._address = address
@@ -46,6 +47,7 @@ class RayBackend:
         self._connect_timeout = connect_timeout
         self._request_timeout = request_timeout
         self._launch_timeout = launch_timeout
+        self._grant_timeout = grant_timeout
         self._max_backoff = max_backoff
         self._driver: _Driver | None = None
         self._connecting = asyncio.Lock()
@@ -75,6 +77,7 @@ class RayBackend:
             entrypoint=launch.entrypoint,
             environment=launch.environment,
             placements=placements,
+            grant_seconds=self._grant_timeout,
         )
 
     async def workers(self) -> dict[str, WorkerStatus]:

@@ -33,7 +33,6 @@ from finery_scheduler.backends.worker import MARK, Worker
 SLOT = "worker_slot"
 CPU_SHARE = 0.001
 """Ray shall not ration CPUs between workers; slots do."""
-GRANT_SECONDS = 10.0
 START_SECONDS = 60.0
 SWEEP_SECONDS = 20.0
 
@@ -64,7 +63,12 @@ class Driver:
         return {attempt: "alive" if attempt in alive else "dead" for attempt in sorted(alive | set(records))}
 
     def launch(
-        self, attempt: str, entrypoint: str, environment: dict[str, str], placements: list[dict[str, Any]]
+        self,
+        attempt: str,
+        entrypoint: str,
+        environment: dict[str, str],
+        placements: list[dict[str, Any]],
+        grant_seconds: float,
     ) -> None:
         with self._lock(attempt):
             self._launching.add(attempt)
@@ -72,7 +76,7 @@ class Driver:
                 if self._adopt(attempt, entrypoint, environment):
                     return
                 self._check_fits(placements)
-                self._place(attempt, placements)
+                self._place(attempt, placements, grant_seconds)
                 self._begin(attempt, entrypoint, environment, placements)
             except LaunchRefused:
                 self._remove(attempt)
@@ -88,7 +92,8 @@ class Driver:
         """Whether the attempt is known already. A driver may have died before its worker was told what to run."""
         if attempt not in self._records():
             return False
-        with suppress(ValueError):  # no such actor: it is dead, and an attempt is tried once
+        # ValueError: no such actor, so it is dead, and an attempt is tried once. No answer: busy, and started long ago.
+        with suppress(ValueError, GetTimeoutError):
             _start(ray.get_actor(attempt, namespace=self._namespace), entrypoint, environment)
         return True
 
@@ -101,7 +106,7 @@ class Driver:
                 have = slots[placement["node"]]
                 raise LaunchRefused(f"{placement['slots']} slots on node {placement['node']}: it has {have}")
 
-    def _place(self, attempt: str, placements: list[dict[str, Any]]) -> None:
+    def _place(self, attempt: str, placements: list[dict[str, Any]], seconds: float) -> None:
         """Reserve the whole gang, each part on the node that the plan chose."""
         group = placement_group(
             [{"CPU": CPU_SHARE, SLOT: p["slots"], **_gpus(p)} for p in placements] or [{"CPU": CPU_SHARE}],
@@ -110,9 +115,9 @@ class Driver:
             lifetime="detached",
             bundle_label_selector=[{"ray.io/node-id": p["node"]} for p in placements] or None,
         )
-        if not group.wait(GRANT_SECONDS):
+        if not group.wait(seconds):
             asked = ", ".join(f"{p['slots']} on {p['node']}" for p in placements) or "a CPU"
-            raise LaunchRefused(f"the pool did not grant {asked} within {GRANT_SECONDS:.0f} s: slots are in use")
+            raise LaunchRefused(f"the pool did not grant {asked} within {seconds:.0f} s: slots are in use")
 
     def _begin(
         self, attempt: str, entrypoint: str, environment: dict[str, str], placements: list[dict[str, Any]]
@@ -135,7 +140,10 @@ class Driver:
             )
             .remote()
         )
-        _start(actor, entrypoint, environment)
+        try:
+            _start(actor, entrypoint, environment)
+        except GetTimeoutError as late:
+            raise LaunchRefused(f"the worker did not load its entrypoint within {START_SECONDS:.0f} s") from late
 
     def _remove(self, attempt: str) -> None:
         """Processes first, then the slots: nobody gets a slot on which something still runs."""
@@ -187,8 +195,6 @@ def _start(actor: Any, entrypoint: str, environment: dict[str, str]) -> None:
         error = ray.get(actor.start.remote(entrypoint, environment), timeout=START_SECONDS)
     except ActorDiedError:
         return  # `workers` says that it is dead
-    except GetTimeoutError as late:
-        raise LaunchRefused(f"the worker did not load its entrypoint within {START_SECONDS:.0f} s") from late
     except RuntimeEnvSetupError as broken:
         raise LaunchRefused("the node could not prepare the worker's process; see its runtime_env log") from broken
     if error is not None:
