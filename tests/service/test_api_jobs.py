@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 from sqlmodel import select
 
-from finery.types.ids import new_id
 from finery.types.jobs import JobState
 from finery.types.reasons import JobReason
 from finery_service.db.engine import transaction
-from finery_service.db.tables import CheckpointRow, JobRow
+from finery_service.db.tables import JobRow
 from finery_service.jobs import store
 from finery_testing import factories
-from finery_testing.api import CHAT_ROW, Api, Door
+from finery_testing.api import CHAT_ROW, Api, Door, checkpoint
 
 
 async def set_state(api: Api, job_id: str, **values: Any) -> None:
@@ -32,33 +31,6 @@ async def finish(api: Api, job_id: str, to: JobState, reason: JobReason) -> None
     await set_state(api, job_id, state="running")
     async with transaction(api.system_engine) as session:
         assert await store.move(session, job_id, to=to, reason=reason, now=api.clock())
-
-
-async def checkpoint(api: Api, job: JobRow, **values: Any) -> CheckpointRow:
-    attempt = await factories.attempt(
-        api.system_engine, job, now=api.clock(), state="ended", ended_at=api.clock(), reason="completed"
-    )
-    row = CheckpointRow(
-        **{
-            "tenant_id": job.tenant_id,
-            "id": new_id("ckpt", 1),
-            "job_id": job.id,
-            "project_id": job.project_id,
-            "attempt_id": attempt.id,
-            "step": 1,
-            "final": True,
-            "prefix": f"{job.tenant_id}/x/",
-            "files": [],
-            "bytes": 0,
-            "manifest": {},
-            "resume_prefix": "r/",
-            "resume_sha256": "0",
-            "created_at": api.clock(),
-            **values,
-        }
-    )
-    await factories.insert(api.system_engine, row)
-    return row
 
 
 async def test_job_is_created_and_read_back(api: Api) -> None:
@@ -109,7 +81,7 @@ LR = "hyperparameters.learning_rate"
         ('"hyperparameters": {"learningrate": 1}', "hyperparameters.learningrate", "unknown_field"),
         ('"hyperparameters": {"epochs": 1, "epochs": 2}', "hyperparameters.epochs", "duplicate_key"),
         ('"hyperparameters": []', "hyperparameters", "invalid_value"),
-        ('"adapter": {"targets": ["q_proj", "nope"]}', "adapter.targets", "invalid_value"),
+        ('"adapter": {"targets": ["q_proj", "nope"]}', "adapter.targets[1]", "invalid_value"),
         ('"adapter": {"type": "full"}', "adapter.type", "invalid_value"),
         ('"metadata": {"a": 1}', "metadata.a", "invalid_value"),
         ('"metadata": {"a": "x\\u0000"}', "metadata.a", "nul_character"),
@@ -128,10 +100,7 @@ async def test_a29_bad_values_are_refused_by_name(api: Api, fields: str, param: 
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
     assert error["code"] == code, error
-    if param == "adapter.targets":
-        assert error["param"].startswith(param)
-    else:
-        assert error["param"] == param, error
+    assert error["param"] == param, error
     json.loads(answer.text, parse_constant=lambda word: pytest.fail(f"{word} in the answer"))
 
 
@@ -223,7 +192,7 @@ async def test_job_from_a_checkpoint_goes_on_with_its_model_and_adapter(api: Api
     parent = (await door.job(adapter={"rank": 4, "alpha": 8})).json()
     async with transaction(api.system_engine) as session:
         row = (await session.exec(select(JobRow).where(JobRow.id == parent["id"]))).one()
-    start = (await checkpoint(api, row)).id
+    start = (await checkpoint(api.system_engine, row, now=api.clock())).id
     child = (await door.job(from_checkpoint=start)).json()
     assert (child["model"], child["from_checkpoint"]) == (factories.MODEL_NAME, start)
     assert child["adapter"] == parent["adapter"]
@@ -338,7 +307,3 @@ async def test_error_position_and_times_are_told(api: Api) -> None:
         None,
         "2026-12-01T09:00:00.000000Z",
     )
-    async with transaction(api.system_engine) as session:
-        assert (
-            await session.exec(select(col(JobRow.price_book_id)).where(JobRow.id == job["id"]))
-        ).one() == "pb_default"

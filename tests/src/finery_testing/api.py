@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from finery.types.ids import new_id
 from finery_service.app import create_app
 from finery_service.auth.secrets import digest, new_secret, shown_prefix
 from finery_service.clock import milliseconds
-from finery_service.db.tables import OperatorKeyRow
+from finery_service.db.tables import CheckpointRow, JobRow, OperatorKeyRow
 from finery_service.settings import Settings
 from finery_testing import factories
 from finery_testing.clock import FakeClock
@@ -28,6 +29,30 @@ CHAT_ROW = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant"
 
 def jsonl(*rows: Any) -> bytes:
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+async def checkpoint(engine: AsyncEngine, job: JobRow, *, now: datetime, step: int = 1, **values: Any) -> CheckpointRow:
+    """A published checkpoint of an attempt that has ended; `values` override columns."""
+    attempt = await factories.attempt(engine, job, now=now, fence=step, state="ended", ended_at=now, reason="completed")
+    defaults: dict[str, Any] = {
+        "tenant_id": job.tenant_id,
+        "id": new_id("ckpt", milliseconds(now)),
+        "job_id": job.id,
+        "project_id": job.project_id,
+        "attempt_id": attempt.id,
+        "step": step,
+        "final": False,
+        "prefix": f"{job.tenant_id}/jobs/{job.id}/{attempt.id}/checkpoints/step-{step:08d}/",
+        "files": [],
+        "bytes": 0,
+        "manifest": {},
+        "resume_prefix": f"{job.tenant_id}/jobs/{job.id}/{attempt.id}/resume/step-{step:08d}/",
+        "resume_sha256": "0" * 64,
+        "created_at": now,
+    }
+    row = CheckpointRow(**{**defaults, **values})
+    await factories.insert(engine, row)
+    return row
 
 
 @dataclass

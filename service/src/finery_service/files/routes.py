@@ -11,13 +11,14 @@ from finery_service.db.engine import transaction
 from finery_service.files import service
 from finery_service.http.answers import answer
 from finery_service.http.context import Here
-from finery_service.http.openapi import guarded
+from finery_service.http.openapi import IDEMPOTENCY_KEY, guarded
 from finery_service.http.paging import After, Limit
 
 router = APIRouter(prefix="/v1/files", tags=["files"])
 
 _TEXT = {"type": "string"}
 _FORM: dict[str, Any] = {
+    "parameters": [IDEMPOTENCY_KEY],
     "requestBody": {
         "required": True,
         "content": {
@@ -34,7 +35,7 @@ _FORM: dict[str, Any] = {
                 }
             }
         },
-    }
+    },
 }
 
 

@@ -17,7 +17,18 @@ from finery_service.http.strict_json import StrictReader, canonical_sha256, dott
 B = TypeVar("B", bound=base.Request)
 
 _CODES = {"missing": "missing_field", "extra_forbidden": "unknown_field"}
+_WORDS = {
+    "Input should be": "expected",
+    "String should match pattern": "expected a text that matches",
+    "String should have": "expected a text with",
+    "Field required": "expected this field, found nothing",
+    "Unable to extract tag using discriminator": "expected",
+    "Extra inputs are not permitted": "expected no field of this name",
+}
 _TOLD = 20
+
+Problem = tuple[str | None, str, str]
+"""Field, code, sentence."""
 
 
 @dataclass(frozen=True)
@@ -77,25 +88,51 @@ def parse_json(raw: bytes, kind: type[B], *, root_param: str | None = None) -> B
     try:
         return Body(kind.model_validate_json(raw), canonical_sha256(value))
     except ValidationError as error:
-        errors = error.errors(include_url=False, include_context=False)
-        raise _refusal([_problem(problem, value, root_param) for problem in errors]) from None
+        problems = [_problem(problem, value, root_param) for problem in error.errors(include_url=False)]
+        raise _refusal(_deepest(problems)) from None
 
 
-def _refusal(problems: list[tuple[str | None, str, str]]) -> ServiceError:
-    param, code, message = problems[0]
+def _deepest(problems: list[Problem]) -> list[Problem]:
+    """Without those of a field inside which there is another: of a union, every member complains."""
+    params = [param for param, _, _ in problems if param]
+    return [
+        problem
+        for problem in problems
+        if not any(other.startswith((f"{problem[0]}.", f"{problem[0]}[")) for other in params)
+    ]
+
+
+def _refusal(problems: list[Problem]) -> ServiceError:
+    details = [
+        {"param": param, "code": code, "message": f"{param}: {text}." if param else f"{text[:1].upper()}{text[1:]}."}
+        for param, code, text in problems[:_TOLD]
+    ]
+    param, code, _ = problems[0]
     more = f" ({len(problems) - 1} more in details.)" if len(problems) > 1 else ""
-    text = f"{param}: {message}." if param else f"{message[:1].upper()}{message[1:]}."
-    details = [{"param": param, "code": code, "message": text} for param, code, text in problems[:_TOLD]]
-    return ServiceError(400, code, text + more, param=param, details=details)
+    return ServiceError(400, code, f"{details[0]['message']}{more}", param=param, details=details)
 
 
-def _problem(error: ErrorDetails, body: Any, root_param: str | None) -> tuple[str | None, str, str]:
-    param = field_name(error["loc"], body, missing=error["type"] == "missing")
-    message = error["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
-    message = message[:1].lower() + message[1:]
-    if error["type"] not in _CODES and "found" not in message and param:
+def _problem(error: ErrorDetails, body: Any, root_param: str | None) -> Problem:
+    kind = error["type"]
+    param = field_name(error["loc"], body, missing=kind == "missing") or None
+    if param is None and kind == "value_error":
+        param = root_param
+    message = _message(error)
+    if kind not in _CODES and "found" not in message:
         message += f", found {found(error['input'])}"
-    return param or root_param, _CODES.get(error["type"], "invalid_value"), message
+    return param, _CODES.get(kind, "invalid_value"), message
+
+
+def _message(error: ErrorDetails) -> str:
+    message = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "union_tag_invalid":  # pydantic repeats what was sent
+        message = f"expected one of {error['ctx']['expected_tags']} as {error['ctx']['discriminator']}"
+    for theirs, ours in _WORDS.items():
+        message = message.replace(theirs, ours)
+    sent = error["input"]
+    if isinstance(sent, str):
+        message = message.replace(repr(sent), found(sent))
+    return message[:1].lower() + message[1:]
 
 
 def field_name(loc: tuple[int | str, ...], body: Any, *, missing: bool) -> str:
@@ -119,6 +156,6 @@ def found(value: Any) -> str:
     if isinstance(value, (int, float)):
         return repr(value)[:40]
     if isinstance(value, str):
-        is_word = len(value) <= 24 and value.replace("-", "").replace(".", "").isalnum()
+        is_word = len(value) <= 16 and value.replace("-", "").replace(".", "").isalnum()
         return f"{value!r}" if is_word else f"a text of {len(value)} characters"
     return {list: "a list", dict: "an object"}.get(type(value), "something else")

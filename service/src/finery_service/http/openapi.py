@@ -61,7 +61,7 @@ def json_body(kind: type[BaseModel], example: dict[str, Any]) -> dict[str, Any]:
     """The `openapi_extra` of a route that reads its JSON body itself."""
     schema = {"$ref": f"#/components/schemas/{kind.__name__}"}
     content = {"application/json": {"schema": schema, "example": example}}
-    return {"requestBody": {"required": True, "content": content}}
+    return {"requestBody": {"required": True, "content": content}, "parameters": [IDEMPOTENCY_KEY]}
 
 
 IDEMPOTENCY_KEY = {

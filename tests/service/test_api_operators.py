@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from finery_service.auth.secrets import well_formed
+from finery_testing.api import Api, Door
+
+
+async def test_tenant_key_and_first_request(api: Api) -> None:
+    operator = await api.operator()
+    tenant = (await operator.post("/v1/tenants", json={"name": "acme"})).json()
+    assert tenant["default_project"].startswith("proj_")
+    assert tenant["id"] in [item["id"] for item in (await operator.get("/v1/tenants?limit=100")).json()["data"]]
+    key = (await operator.post(f"/v1/tenants/{tenant['id']}/keys", json={})).json()
+    assert well_formed(key["secret"].encode())
+    assert (key["name"], key["tenant"], key["project"]) == ("default", tenant["id"], tenant["default_project"])
+    assert (await api.with_key(key["secret"]).get("/v1/jobs")).json()["data"] == []
+    listed = (await operator.get(f"/v1/tenants/{tenant['id']}/keys")).json()["data"]
+    assert listed == [{**key, "secret": None}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param"),
+    [
+        ("/v1/tenants", {"name": ""}, 400, "name"),
+        ("/v1/tenants", {}, 400, "name"),
+        ("/v1/tenants", {"name": "x", "plan": "gold"}, 400, "plan"),
+        ("/v1/tenants/ten_unknown/keys", {}, 404, None),
+        ("/v1/tenants/%00/keys", {}, 404, None),
+        ("/v1/models", {"name": "Bad Name", "source": {"type": "path", "path": "/m"}}, 400, "name"),
+        ("/v1/models", {"name": "m", "source": {"type": "path", "path": "relative"}}, 400, "source.path"),
+        ("/v1/models", {"name": "m", "source": {"type": "hub", "repo": "a"}}, 400, "source.repo"),
+        ("/v1/models", {"name": "m", "source": {"type": "zip"}}, 400, "source"),
+        ("/v1/models", {"name": "m", "source": {"type": "s3", "url": "http://x"}}, 400, "source.url"),
+    ],
+)
+async def test_bad_requests_name_their_field(
+    api: Api, path: str, body: dict[str, object], status: int, param: str | None
+) -> None:
+    answer = await (await api.operator()).post(path, json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (status, param), answer.text
+
+
+async def test_key_of_another_tenants_project_is_refused(api: Api) -> None:
+    operator, other = await api.operator(), await api.tenant()
+    tenant = (await operator.post("/v1/tenants", json={"name": "acme"})).json()
+    answer = await operator.post(f"/v1/tenants/{tenant['id']}/keys", json={"project": other.tenant.project_id})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "project")
+    unknown = await operator.delete(f"/v1/tenants/{tenant['id']}/keys/key_unknown")
+    assert unknown.status_code == 404
+
+
+async def test_registered_model_is_found_by_name_and_id_and_its_source_stays_ours(api: Api) -> None:
+    operator, door = await api.operator(), await api.tenant()
+    body = {"name": "tiny", "source": {"type": "path", "path": "/secret/place"}, "max_length": 64, "parameters": 10}
+    made = await operator.post("/v1/models", json=body)
+    assert made.status_code == 201, made.text
+    by_name = (await door.get("/v1/models/tiny")).json()
+    assert by_name == (await door.get(f"/v1/models/{made.json()['id']}")).json() == made.json()
+    assert (by_name["max_length"], by_name["methods"], by_name["prices"]["train.sft"]) == (64, ["sft"], "0.4")
+    assert "/secret/place" not in (await door.get("/v1/models")).text
+    taken = await operator.post("/v1/models", json=body)
+    assert (taken.status_code, taken.json()["error"]["code"]) == (409, "model_exists")
+    too_long = await door.job(model="tiny", hyperparameters={"max_length": 65})
+    assert too_long.json()["error"]["param"] == "hyperparameters.max_length"
+    assert (await door.job(model="tiny", hyperparameters={"max_length": 64})).status_code == 201
+
+
+async def test_ready_when_the_schema_is_the_newest(api: Api) -> None:
+    assert (await api.client.get("/livez")).json() == {"status": "ok"}
+    assert (await api.client.get("/readyz")).json() == {"status": "ok"}
+
+
+async def test_not_ready_on_another_schema(own_api: Api, database: object) -> None:
+    import psycopg
+
+    with psycopg.connect(database.owner_dsn) as owner:  # type: ignore[attr-defined]
+        owner.execute("update alembic_version set version_num = '0000'")
+    answer = await own_api.client.get("/readyz")
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["type"]) == (503, "not_ready", "server_error")
+    assert "0000" in error["message"]
+
+
+async def test_metrics_count_by_route_and_never_by_id(api: Api) -> None:
+    door = await api.tenant()
+    await door.get("/v1/jobs/job_unknown")
+    text = (await api.client.get("/metrics")).text
+    assert 'finery_http_requests_total{method="GET",route="/v1/jobs/{job_id}",status="404"}' in text
+    assert "finery_http_request_seconds_bucket" in text
+    assert "job_unknown" not in text
+    assert door.tenant.id not in text
+
+
+async def test_openapi_tells_every_error_with_an_example(api: Api) -> None:
+    page = (await api.client.get("/openapi.json")).json()
+    refs = set(re.findall(r'"\$ref": ?"#/components/schemas/([^"]+)"', (await api.client.get("/openapi.json")).text))
+    assert refs <= set(page["components"]["schemas"]), "every reference leads somewhere"
+    for path, operations in page["paths"].items():
+        for method, operation in operations.items():
+            where = f"{method} {path}"
+            for status, response in operation["responses"].items():
+                if int(status) >= 400:
+                    example = response["content"]["application/json"]["example"]["error"]
+                    assert {"message", "type", "code"} <= set(example), where
+                assert "x-request-id" in response["headers"], where
+            if path.startswith("/v1"):
+                assert operation["security"] == [{"key": []}], where
+                assert {"401", "403", "500", "503"} <= set(operation["responses"]), where
+            if method == "post" and not path.endswith("cancel"):
+                assert "requestBody" in operation, where
+                assert "Idempotency-Key" in [p["name"] for p in operation["parameters"]], where
+    assert "422" not in page["paths"]["/v1/jobs"]["get"]["responses"], "we answer 400"
+
+
+async def test_every_route_of_tenants_and_operators_asks_for_a_key(api: Api) -> None:
+    page = (await api.client.get("/openapi.json")).json()
+    door: Door = await api.tenant()
+    assert door
+    for path, operations in page["paths"].items():
+        for method in operations:
+            if path.startswith("/v1"):
+                answer = await api.client.request(method, re.sub(r"\{.*?\}", "x", path))
+                assert answer.status_code == 401, (method, path)
