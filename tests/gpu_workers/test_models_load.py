@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from finery_gpu_workers.errors import WorkerError
-from finery_gpu_workers.models.load import load_decoder, stored_dtype
+from finery_gpu_workers.models import load
+from finery_gpu_workers.models.load import compute_dtype, load_decoder, stored_dtype
 from finery_testing.tiny import make_tiny_model
 
 
@@ -111,3 +112,25 @@ def test_sharded_weights_load_like_one_file(tmp_path: Path) -> None:
 def test_weights_keep_the_type_that_they_are_stored_in(tmp_path: Path) -> None:
     assert stored_dtype(make_tiny_model(tmp_path / "a")) == torch.float32
     assert stored_dtype(make_tiny_model(tmp_path / "b", dtype="bfloat16")) == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "expected"),
+    [
+        ("vendor_id : GenuineIntel\nflags : avx512_bf16 avx512_fp16", torch.float32),
+        ("vendor_id : GenuineIntel\nflags : avx512_bf16 amx_bf16", torch.bfloat16),
+        ("vendor_id : AuthenticAMD\nflags : avx512_bf16", torch.bfloat16),
+        ("vendor_id : AuthenticAMD\nflags : avx2", torch.float32),
+        (None, torch.float32),
+    ],
+)
+def test_bf16_is_computed_in_float32_where_the_processor_is_slow_at_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpuinfo: str | None, expected: torch.dtype
+) -> None:
+    path = tmp_path / "cpuinfo"
+    if cpuinfo is not None:
+        path.write_text(cpuinfo)
+    monkeypatch.setattr(load, "_CPUINFO", path)
+    assert compute_dtype(torch.bfloat16, "cpu") == expected
+    assert compute_dtype(torch.float32, "cpu") == torch.float32
+    assert compute_dtype(torch.bfloat16, "cuda:0") == torch.bfloat16

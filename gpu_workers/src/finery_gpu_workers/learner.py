@@ -13,7 +13,7 @@ from finery.types.methods import LoraAdapter, SftHyperparameters
 from finery_gpu_workers.batch import PackedBatch
 from finery_gpu_workers.losses import cross_entropy
 from finery_gpu_workers.models.decoder import Decoder
-from finery_gpu_workers.models.load import load_decoder, stored_dtype
+from finery_gpu_workers.models.load import compute_dtype, load_decoder, stored_dtype
 from finery_gpu_workers.models.lora import Lora, attach
 from finery_gpu_workers.models.peft_layout import export_peft, load_peft
 from finery_gpu_workers.optim import AdamW, clip
@@ -53,8 +53,8 @@ class Learner:
     def create(
         cls, folder: Path, adapter: LoraAdapter, hyper: SftHyperparameters, *, seed: int, device: str
     ) -> Learner:
-        """Loads the base model of `folder` in the type that its weights are stored in, with a fresh adapter."""
-        decoder = load_decoder(folder, device=device, dtype=stored_dtype(folder))
+        """Loads the base model of `folder` in the type that suits weights and device, with a fresh adapter."""
+        decoder = load_decoder(folder, device=device, dtype=compute_dtype(stored_dtype(folder), device))
         return cls(decoder, attach(decoder, adapter, seed), hyper)
 
     def forward_backward(self, batch: PackedBatch, denominator: int) -> LossSum:

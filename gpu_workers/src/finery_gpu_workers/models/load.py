@@ -18,11 +18,32 @@ PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".npy")
 """Formats whose loading may run code; a folder with one of them is refused."""
 
 
+_CPUINFO = Path("/proc/cpuinfo")
+
+
 def stored_dtype(folder: Path) -> torch.dtype:
     """The type of the stored weights: of the embedding."""
     with safe_open(_shard_of(folder)["model.embed_tokens.weight"], framework="pt") as file:
         dtype: torch.dtype = file.get_tensor("model.embed_tokens.weight").dtype
         return dtype
+
+
+def compute_dtype(stored: torch.dtype, device: str) -> torch.dtype:
+    """The type that weights are kept and multiplied in: bf16, but float32 where the processor is faster at that.
+
+    Per core: 500 GFLOP/s in bf16 against 110 in float32 on Zen 5, 70 against 115 on an Intel core without AMX.
+    """
+    if stored == torch.float32:
+        return torch.float32
+    on_cpu = torch.device(device).type == "cpu"
+    return torch.float32 if on_cpu and not _multiplies_bf16_fast(_CPUINFO) else torch.bfloat16
+
+
+def _multiplies_bf16_fast(cpuinfo: Path) -> bool:
+    if not cpuinfo.exists():
+        return False
+    words = set(cpuinfo.read_text().split())
+    return "amx_bf16" in words or {"AuthenticAMD", "avx512_bf16"} <= words
 
 
 def load_decoder(folder: Path, *, device: str, dtype: torch.dtype) -> Decoder:
