@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 import finery_gpu_workers
 from finery.types.methods import TrainOn
 from finery_gpu_workers.data import chat
-from finery_gpu_workers.data.chat import RowError, Template, parse_row, render_row
+from finery_gpu_workers.data.chat import Row, RowError, Template, parse_row, render_row
 from finery_gpu_workers.data.tokens import RowTokenizer, TokenRow
 from finery_gpu_workers.errors import WorkerError
 from finery_testing.tiny import CHAT_TEMPLATE, EOS, IM_END, IM_START, byte_tokenizer
@@ -40,8 +40,9 @@ def tokenised(
     source: str = CHAT_TEMPLATE,
     train_on: TrainOn = "assistant",
     tokenizer: Tokenizer | None = None,
+    untrained: frozenset[int] = frozenset(),
 ) -> TokenRow:
-    rendered = render_row(template(source), messages, train_on)
+    rendered = render_row(template(source), Row(messages, untrained), train_on)
     (row,) = RowTokenizer(tokenizer or byte_tokenizer()).rows([rendered])
     if isinstance(row, RowError):
         raise row
@@ -79,8 +80,21 @@ def test_train_on_all_trains_every_token_but_the_first() -> None:
     assert trained(tokenised(HI_OK, train_on="all")) == list(range(1, 25))
 
 
+def test_a08_a_turn_of_weight_0_is_not_trained() -> None:
+    messages = [HI_OK[0], HI_OK[1] | {"weight": 0}, HI_OK[0], HI_OK[1] | {"weight": 1}]
+    row = parse_row(json.dumps({"messages": messages}).encode())
+    assert row.messages == [*HI_OK, *HI_OK]
+    found = tokenised(row.messages, untrained=row.untrained)
+    assert len(found.tokens) == 50
+    assert trained(found) == [46, 47, 48]
+    everything = tokenised(row.messages, untrained=row.untrained, train_on="all")
+    assert trained(everything) == [*range(1, 21), *range(24, 50)]
+    assert trained(tokenised(HI_OK, untrained=frozenset({1}))) == []
+    assert trained(tokenised(HI_OK, untrained=frozenset({1}), train_on="last")) == []
+
+
 def test_a13_prompt_length_is_that_of_the_prompt_rendered_alone() -> None:
-    rendered = render_row(template(), HI_OK, "assistant")
+    rendered = render_row(template(), Row(HI_OK), "assistant")
     prompt = byte_tokenizer().encode(rendered.text[: rendered.turns[0].start]).ids
     assert len(prompt) == 21
     assert tokenised(HI_OK).tokens[:21].tolist() == prompt
@@ -172,7 +186,7 @@ def test_without_an_end_of_turn_token_the_whole_rendered_turn_is_trained() -> No
 def test_end_of_turn_ids_come_from_the_data() -> None:
     source = CHAT_TEMPLATE.replace("<|im_end|>", "<|eos|>")
     tokenizer = RowTokenizer(byte_tokenizer())
-    tokenizer.rows([render_row(template(source), HI_OK, "assistant")])
+    tokenizer.rows([render_row(template(source), Row(HI_OK), "assistant")])
     assert tokenizer.end_of_turn == {EOS}
 
 
@@ -210,7 +224,11 @@ def line(*roles: str, **extra: Any) -> bytes:
         (line("user", "system", "assistant"), "role_order"),
         (line("assistant"), "no_user_message"),
         (line("human", "assistant"), "unknown_role"),
-        (b'{"messages":[{"role":"user","content":"a","weight":1}]}', "unknown_field"),
+        (b'{"messages":[{"role":"user","content":"a","name":"b"}]}', "unknown_field"),
+        (b'{"messages":[{"role":"user","content":"a","weight":1}]}', "invalid_weight"),
+        (b'{"messages":[{"role":"assistant","content":"a","weight":0.5}]}', "invalid_weight"),
+        (b'{"messages":[{"role":"assistant","content":"a","weight":true}]}', "invalid_weight"),
+        (b'{"messages":[{"role":"assistant","content":"a","weight":-1}]}', "invalid_weight"),
     ],
 )
 def test_a31_rows_that_cannot_be_trained_on_get_a_code(content: bytes, code: str) -> None:
@@ -221,7 +239,7 @@ def test_a31_rows_that_cannot_be_trained_on_get_a_code(content: bytes, code: str
 
 def test_good_rows_keep_every_character() -> None:
     content = json.dumps({"messages": [{"role": "user", "content": " a\u0000\n"}, HI_OK[1]], "id": 7}).encode()
-    assert parse_row(content) == [{"role": "user", "content": " a\u0000\n"}, HI_OK[1]]
+    assert parse_row(content) == Row([{"role": "user", "content": " a\u0000\n"}, HI_OK[1]])
 
 
 def test_a31_what_the_template_refuses_is_a_problem_of_the_row() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -30,6 +29,14 @@ ROLES = ("system", "user", "assistant")
 Messages = list[dict[str, str]]
 
 
+@dataclass(frozen=True)
+class Row:
+    messages: Messages
+    """Role and content, as templates see them."""
+    untrained: frozenset[int] = frozenset()
+    """Places of assistant messages with weight 0."""
+
+
 class RowError(Exception):
     """One row that cannot be used: a stable code, the place inside the row, a sentence, what to do."""
 
@@ -44,8 +51,8 @@ class RowError(Exception):
 # ---- rows
 
 
-def parse_row(line: bytes) -> Messages:
-    """One JSONL line, `{"messages": [{"role", "content"}, …]}`, as its messages. Raises RowError."""
+def parse_row(line: bytes) -> Row:
+    """One JSONL line, `{"messages": [{"role", "content", "weight"?}, …]}`. Raises RowError."""
     try:
         row = json.loads(line.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
     except UnicodeDecodeError as error:
@@ -61,7 +68,7 @@ def parse_row(line: bytes) -> Messages:
         raise RowError("wrong_type", f"expected a list, found {type(messages).__name__}", path="messages")
     parsed = [_message(message, f"messages[{n}]") for n, message in enumerate(messages)]
     _check_order([message["role"] for message in parsed])
-    return parsed
+    return Row(parsed, frozenset(n for n, message in enumerate(messages) if message.get("weight") == 0))
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -85,13 +92,23 @@ def _message(message: Any, path: str) -> dict[str, str]:
     if message["role"] not in ROLES:
         found = repr(message["role"][:40])
         raise RowError("unknown_role", f"expected one of {', '.join(ROLES)}, found {found}", path=f"{path}.role")
-    if extra := sorted(set(message) - {"role", "content"}):
-        raise RowError("unknown_field", f"expected role and content, found {extra[0][:40]!r}", path=path)
+    if extra := sorted(set(message) - {"role", "content", "weight"}):
+        raise RowError("unknown_field", f"expected role, content and weight, found {extra[0][:40]!r}", path=path)
+    _check_weight(message, f"{path}.weight")
     try:
         message["content"].encode()
     except UnicodeEncodeError:
         raise RowError("invalid_unicode", "found half a surrogate pair", path=f"{path}.content") from None
     return {"role": message["role"], "content": message["content"]}
+
+
+def _check_weight(message: dict[str, Any], path: str) -> None:
+    if "weight" not in message:
+        return
+    weight = message["weight"]
+    if message["role"] != "assistant" or type(weight) is not int or weight not in (0, 1):
+        found = f"{str(weight)[:20]!r} on a message of role {message['role']}"
+        raise RowError("invalid_weight", f"expected 0 or 1, on assistant messages only, found {found}", path=path)
 
 
 def _check_order(roles: list[str]) -> None:
@@ -206,7 +223,7 @@ def _json(file: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Turn:
-    """An assistant turn that carries loss, as character positions in the row's text."""
+    """An assistant turn, as character positions in the row's text."""
 
     start: int
     """End of the generation prompt: what the model would be given when it generates."""
@@ -219,15 +236,19 @@ class Turn:
 class Rendered:
     text: str
     turns: tuple[Turn, ...]
-    """Empty when every token carries loss."""
+    """Those that carry loss; or, with `everything`, those that do not."""
+    everything: bool = False
+    """All tokens carry loss, but for `turns`."""
 
 
-def render_row(template: Template, messages: Messages, train_on: TrainOn) -> Rendered:
+def render_row(template: Template, row: Row, train_on: TrainOn) -> Rendered:
     """Text and trained turns. Raises RowError where a turn's prompt is not a strict prefix of the conversation."""
-    text = template.render(messages)
-    answers = [n for n, message in enumerate(messages) if message["role"] == "assistant"]
-    trained: Sequence[int] = {"assistant": answers, "last": answers[-1:], "all": []}[train_on]
-    return Rendered(text, tuple(_turn(template, messages, n, text) for n in trained))
+    text = template.render(row.messages)
+    answers = [n for n, message in enumerate(row.messages) if message["role"] == "assistant"]
+    wanted = answers[-1:] if train_on == "last" else answers
+    marked = [n for n in wanted if (n in row.untrained) == (train_on == "all")]
+    turns = tuple(_turn(template, row.messages, n, text) for n in marked)
+    return Rendered(text, turns, everything=train_on == "all")
 
 
 def _turn(template: Template, messages: Messages, n: int, text: str) -> Turn:

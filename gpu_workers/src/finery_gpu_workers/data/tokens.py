@@ -54,10 +54,7 @@ class RowTokenizer:
 
     def _row(self, rendered: Rendered, encoding: Encoding) -> TokenRow | RowError:
         ids = np.array(encoding.ids, dtype=np.int64)
-        mask = np.zeros(len(ids), dtype=np.uint8)
-        if not rendered.turns:
-            mask[1:] = 1
-            return TokenRow(ids.astype(np.int32), mask)
+        mask = np.full(len(ids), rendered.everything, dtype=np.uint8)
         offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
         special = np.isin(ids, self._special)
         for turn in rendered.turns:
@@ -68,7 +65,7 @@ class RowTokenizer:
             if len(ends):
                 last = first + ends[0] + 1
                 self.end_of_turn.add(int(ids[last - 1]))
-            mask[first:last] = 1
+            mask[first:last] = not rendered.everything
         mask[:1] = 0
         return TokenRow(ids.astype(np.int32), mask)
 
