@@ -38,6 +38,8 @@ from finery_service.tenants.routes import router as tenants
 from finery_service.usage.routes import router as usage
 
 _GRACE_SECONDS = 10
+# A megabyte of "key" still gets an answer; cutting a client off while it sends, it would see a broken connection.
+_MAX_HEADER_BYTES = 2**20 + 2**18
 _DESCRIPTION = "Post-training as a service: SFT jobs on your data, metered to the token, down to the checkpoint."
 
 log = structlog.get_logger("finery.api")
@@ -101,7 +103,8 @@ async def run_server(app: FastAPI, settings: Settings) -> None:
         app,
         host=settings.api_host,
         port=settings.api_port,
-        http="h11",  # limits the size of headers
+        http="h11",
+        h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
         ws="none",
         log_config=None,
         access_log=False,
