@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import threading
+import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -20,6 +21,7 @@ import ray
 from ray.exceptions import ActorDiedError, GetTimeoutError, RuntimeEnvSetupError
 from ray.util import list_named_actors
 from ray.util.placement_group import (
+    PlacementGroup,
     get_placement_group,
     placement_group,
     placement_group_table,
@@ -34,6 +36,8 @@ SLOT = "worker_slot"
 CPU_SHARE = 0.001
 """Ray shall not ration CPUs between workers; slots do."""
 START_SECONDS = 60.0
+RECOUNT_SECONDS = 60.0
+"""Ray keeps a row of every placement group that ever was (40 µs each to list), so the full list is read rarely."""
 SWEEP_SECONDS = 20.0
 
 
@@ -48,6 +52,8 @@ class Driver:
         self._namespace = namespace
         self._locks = [threading.Lock() for _ in range(64)]
         self._launching: set[str] = set()
+        self._known: set[str] = set()  # attempts with a record; `stop` alone takes one out
+        self._recount_at = 0.0
 
     def nodes(self) -> list[dict[str, Any]]:
         return [
@@ -57,10 +63,13 @@ class Driver:
         ]
 
     def workers(self) -> dict[str, str]:
-        records = self._records()
+        if time.monotonic() >= self._recount_at:
+            self._known |= self._records()
+            self._recount_at = time.monotonic() + RECOUNT_SECONDS
+        known, launching = set(self._known), set(self._launching)
         alive = {row["name"] for row in list_named_actors(all_namespaces=True) if row["namespace"] == self._namespace}
-        alive |= self._launching & set(records)
-        return {attempt: "alive" if attempt in alive else "dead" for attempt in sorted(alive | set(records))}
+        alive |= launching & known
+        return {attempt: "alive" if attempt in alive else "dead" for attempt in sorted(alive | known)}
 
     def launch(
         self,
@@ -90,8 +99,9 @@ class Driver:
 
     def _adopt(self, attempt: str, entrypoint: str, environment: dict[str, str]) -> bool:
         """Whether the attempt is known already. A driver may have died before its worker was told what to run."""
-        if attempt not in self._records():
+        if self._record(attempt) is None:
             return False
+        self._known.add(attempt)
         # ValueError: no such actor, so it is dead, and an attempt is tried once. No answer: busy, and started long ago.
         with suppress(ValueError, GetTimeoutError):
             _start(ray.get_actor(attempt, namespace=self._namespace), entrypoint, environment)
@@ -115,6 +125,7 @@ class Driver:
             lifetime="detached",
             bundle_label_selector=[{"ray.io/node-id": p["node"]} for p in placements] or None,
         )
+        self._known.add(attempt)
         if not group.wait(seconds):
             asked = ", ".join(f"{p['slots']} on {p['node']}" for p in placements) or "a CPU"
             raise LaunchRefused(f"the pool did not grant {asked} within {seconds:.0f} s: slots are in use")
@@ -147,19 +158,18 @@ class Driver:
 
     def _remove(self, attempt: str) -> None:
         """Processes first, then the slots: nobody gets a slot on which something still runs."""
-        record = self._records().get(attempt)
+        record = self._record(attempt)
         actor = None
         with suppress(ValueError):
             actor = ray.get_actor(attempt, namespace=self._namespace)
-        if record is None and actor is None:
-            return
-        nodes = set((record or {}).get("bundles_to_node_id", {}).values()) - {""}
+        nodes = set(placement_group_table(record)["bundles_to_node_id"].values()) - {""} if record else set()
         self._sweep(attempt, nodes)
         if actor is not None:
             ray.kill(actor, no_restart=True)
             self._sweep(attempt, nodes)  # what a worker that was just starting may have become meanwhile
         if record is not None:
-            remove_placement_group(get_placement_group(self._record_name(attempt)))
+            remove_placement_group(record)
+        self._known.discard(attempt)
 
     def _sweep(self, attempt: str, nodes: set[str]) -> None:
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
@@ -169,15 +179,20 @@ class Driver:
                 sweep.options(
                     num_cpus=0, max_retries=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
                 ).remote(attempt)
-                for node in nodes & alive
+                for node in sorted(nodes & alive)
             ],
             timeout=SWEEP_SECONDS,
         )
 
-    def _records(self) -> dict[str, dict[str, Any]]:
-        prefix = f"{self._namespace}/"
+    def _record(self, attempt: str) -> PlacementGroup | None:
+        with suppress(ValueError):
+            return get_placement_group(self._record_name(attempt))
+        return None
+
+    def _records(self) -> set[str]:
+        prefix = self._record_name("")
         return {
-            row["name"].removeprefix(prefix): row
+            row["name"].removeprefix(prefix)
             for row in placement_group_table().values()
             if row["name"].startswith(prefix) and row["state"] != "REMOVED"
         }
@@ -219,7 +234,8 @@ class Pipe:
 
     def __init__(self) -> None:
         self._out = os.fdopen(os.dup(1), "w")
-        os.dup2(2, 1)  # whatever Ray prints must not land among the replies
+        os.dup2(2, 1)  # whatever Ray's native part prints must not land among the replies
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - Ray prints a paragraph for each worker that ended
         self._lock = threading.Lock()
 
     def send(self, reply: dict[str, Any]) -> None:
