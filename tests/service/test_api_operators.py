@@ -112,6 +112,8 @@ async def test_openapi_tells_every_error_with_an_example(api: Api) -> None:
             if method == "post" and not path.endswith("cancel"):
                 assert "requestBody" in operation, where
                 assert "Idempotency-Key" in [p["name"] for p in operation["parameters"]], where
+    for name in ("Job", "File", "Model", "Checkpoint", "Event", "UsageRow", "Tenant", "Key"):
+        assert page["components"]["schemas"][name]["example"]["object"]
     assert "422" not in page["paths"]["/v1/jobs"]["get"]["responses"], "we answer 400"
 
 

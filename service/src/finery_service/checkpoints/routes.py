@@ -18,6 +18,7 @@ from finery_service.http.paging import After, Limit
 router = APIRouter(prefix="/v1/checkpoints", tags=["checkpoints"])
 
 _BYTES = {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
+_RANGE = {**_BYTES, "description": "The range that was asked for."}
 
 
 @router.get("", response_model=Page[Checkpoint], responses=guarded(400, 404))
@@ -33,7 +34,7 @@ async def list_(
         return answer(await service.list_page(session, member.tenant_id, job_id=job, after=after, limit=limit))
 
 
-@router.get("/{checkpoint_id}", response_model=Checkpoint, responses=guarded(404))
+@router.get("/{checkpoint_id}", response_model=Checkpoint, responses=guarded(404, noun="checkpoint"))
 async def retrieve(checkpoint_id: str, services: Here, member: TenantMember) -> Response:
     """The checkpoint, with its files, their sizes and digests, and how it was made."""
     async with transaction(services.app_engine, member.tenant_id) as session:
@@ -43,7 +44,7 @@ async def retrieve(checkpoint_id: str, services: Here, member: TenantMember) -> 
 @router.get(
     "/{checkpoint_id}/files/{path:path}",
     response_class=Response,
-    responses={**guarded(404, 416), 200: _BYTES, 206: {**_BYTES, "description": "The range that was asked for."}},
+    responses={**guarded(404, 416, noun="checkpoint"), 200: _BYTES, 206: _RANGE},
 )
 async def file(checkpoint_id: str, path: str, request: Request, services: Here, member: TenantMember) -> Response:
     """The bytes of one file. `ETag` is its sha256; `Range` and `If-Range` let a download go on where it broke off."""

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import structlog
 from sqlalchemy import text
-from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from finery_service.db.engine import transaction
@@ -121,8 +120,8 @@ class EventFeeds:
         while self._feeds and not self.closed:
             try:
                 await self._look()
-            except (SQLAlchemyError, OSError) as error:
-                # The streams stay open and go on when the database is back.
+            except Exception as error:
+                # Whatever it is: without the poller all streams would stand still. They go on when it works again.
                 log.warning("events cannot be read", error=type(error).__name__)
                 await asyncio.sleep(1)
             await asyncio.sleep(self._interval)

@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 
 import obstore
 from obstore.store import ObjectStore
@@ -64,6 +65,16 @@ async def settle(store: ObjectStore, received: Received, key: str) -> None:
 async def discard(store: ObjectStore, key: str) -> None:
     with suppress(FileNotFoundError):
         await obstore.delete_async(store, key)
+
+
+async def sweep(store: ObjectStore, prefix: str, before: datetime) -> int:
+    """Deletes what uploads left under `prefix` whose process died before that time; how many objects it was."""
+    old = [
+        item["path"] async for batch in obstore.list(store, prefix) for item in batch if item["last_modified"] < before
+    ]
+    for key in old:
+        await discard(store, key)
+    return len(old)
 
 
 def file_too_large(limit: int) -> ServiceError:

@@ -52,7 +52,7 @@ async def list_(services: Here, member: TenantMember, after: After = None, limit
         return answer(await service.list_page(session, member.tenant_id, after=after, limit=limit))
 
 
-@router.get("/{file_id}", response_model=File, responses=guarded(404))
+@router.get("/{file_id}", response_model=File, responses=guarded(404, noun="file"))
 async def retrieve(file_id: str, services: Here, member: TenantMember) -> Response:
     async with transaction(services.app_engine, member.tenant_id) as session:
         return answer(await service.get(session, member.tenant_id, file_id))

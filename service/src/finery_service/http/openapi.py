@@ -11,6 +11,7 @@ from pydantic.json_schema import models_json_schema
 
 from finery.types.errors import ErrorBody, ErrorDetail
 from finery_service.errors import ServiceError
+from finery_service.http.examples import examples
 
 _EXAMPLES: dict[int, tuple[str, str, str | None]] = {
     400: (
@@ -40,11 +41,13 @@ _EXAMPLES: dict[int, tuple[str, str, str | None]] = {
 COMMON = (401, 403, 500, 503)
 
 
-def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The `responses` of a route that may answer with these statuses."""
+def errors(*statuses: int, noun: str = "job") -> dict[int | str, dict[str, Any]]:
+    """The `responses` of a route that may answer with these statuses; `noun` is what a 404 has not found."""
     responses: dict[int | str, dict[str, Any]] = {}
     for status in statuses:
         code, message, param = _EXAMPLES[status]
+        if status == 404:
+            code, message = f"{noun}_not_found", f"No {noun} with the id '{noun}_0000' exists."
         detail: ErrorDetail = ServiceError(status, code, message, param=param).detail
         example = {"error": detail.model_dump(exclude={"details"})}
         content = {"application/json": {"example": example}}
@@ -52,9 +55,9 @@ def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return responses
 
 
-def guarded(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def guarded(*statuses: int, noun: str = "job") -> dict[int | str, dict[str, Any]]:
     """`errors` of a route that asks for a key."""
-    return errors(*statuses, *COMMON)
+    return errors(*statuses, *COMMON, noun=noun)
 
 
 def json_body(kind: type[BaseModel], example: dict[str, Any]) -> dict[str, Any]:
@@ -93,6 +96,8 @@ def _build(app: FastAPI, bodies: list[type[BaseModel]]) -> dict[str, Any]:
         [(body, "validation") for body in bodies], ref_template="#/components/schemas/{model}"
     )
     schemas.update(definitions.get("$defs", {}))
+    for name, example in examples().items():
+        schemas[name]["example"] = example
     bearer = {"type": "http", "scheme": "bearer", "description": "fny_… of a tenant, fop_… of an operator."}
     page["components"]["securitySchemes"] = {"key": bearer}
     for path, operations in page["paths"].items():

@@ -41,7 +41,7 @@ async def list_(services: Here, _caller: AnyCaller, after: After = None, limit: 
         return answer(await service.list_page(session, services.clock(), after=after, limit=limit))
 
 
-@router.get("/{name_or_id}", response_model=Model, responses=guarded(404))
+@router.get("/{name_or_id}", response_model=Model, responses=guarded(404, noun="model"))
 async def retrieve(name_or_id: str, services: Here, _caller: AnyCaller) -> Response:
     async with transaction(services.app_engine) as session:
         return answer(await service.get(session, name_or_id, services.clock()))
