@@ -20,9 +20,7 @@ class PriceBookRow(SQLModel, table=True):
 class UsageRecordRow(SQLModel, table=True):
     __tablename__ = "usage_records"
 
-    id: int | None = Field(
-        default=None, primary_key=True, sa_type=BigInteger, sa_column_args=(Identity(always=True),)
-    )
+    id: int | None = Field(default=None, primary_key=True, sa_type=BigInteger, sa_column_args=(Identity(always=True),))
     tenant_id: str
     project_id: str
     job_id: str
