@@ -41,6 +41,7 @@ from finery_service.tenants.routes import router as tenants
 from finery_service.usage.routes import router as usage
 
 _GRACE_SECONDS = 10
+_CONNECTIONS = 20  # beyond these, connections are made anew for each use, which costs more than the use
 _UPLOAD_AGE = timedelta(days=1)
 # A megabyte of "key" still gets an answer; cutting a client off while it sends, it would see a broken connection.
 _MAX_HEADER_BYTES = 2**20 + 2**18
@@ -91,7 +92,7 @@ def serve(settings: Settings) -> None:
 
 
 async def _serve(settings: Settings) -> None:
-    app_engine = create_engine(required(settings.app_dsn, "FINERY_APP_DSN"))
+    app_engine = create_engine(required(settings.app_dsn, "FINERY_APP_DSN"), pool_size=_CONNECTIONS)
     system_engine = create_engine(required(settings.system_dsn, "FINERY_SYSTEM_DSN"))
     store: Any = from_url(settings.store_url)
     app = create_app(settings, app_engine=app_engine, system_engine=system_engine, store=store)
