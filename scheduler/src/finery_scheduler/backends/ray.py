@@ -168,6 +168,8 @@ class _Driver:
 
     async def request(self, call: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """The reply. Raises `PoolUnreachableError` if the driver dies first; what it had begun may have happened."""
+        if not self.alive:
+            raise PoolUnreachableError("the Ray driver died")
         number = next(self._ids)
         reply: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._waiting[number] = reply
