@@ -8,11 +8,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 Path = tuple[str | int, ...]
+_LONGEST_PATH = 300
 
 
 @dataclass(frozen=True)
@@ -63,10 +65,9 @@ class StrictReader:
     def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         value = dict(pairs)
         if len(value) < len(pairs):
-            keys = [key for key, _ in pairs]
-            for key in value:
-                if keys.count(key) > 1:
-                    value[key] = self._mark("duplicate_key", f"the key {shown(key)} occurs more than once; keep one")
+            counts = Counter(key for key, _ in pairs)  # a row may hold a million keys
+            for key in (key for key, count in counts.items() if count > 1):
+                value[key] = self._mark("duplicate_key", f"the key {shown(key)} occurs more than once; keep one")
         return value
 
     def _constant(self, text: str) -> _Mark:
@@ -104,10 +105,13 @@ def _text_flaws(text: str, path: Path) -> Iterator[Flaw]:
 
 
 def dotted(path: Sequence[str | int]) -> str:
-    """`("messages", 1, "content")` as `messages[1].content`; safe to print whatever the keys are."""
+    """`("messages", 1, "content")` as `messages[1].content`; safe to print whatever the keys are, and short."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{printable(part)}"
+        if len(text) > _LONGEST_PATH:
+            text = f"{text[:_LONGEST_PATH]}…"
+            break
     return text.removeprefix(".")
 
 
