@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from finery.types.methods import TrainOn
 from finery_gpu_workers.data.chat import Row, RowError, Template, parse_row, render_row
 from finery_gpu_workers.data.tokens import RowTokenizer, TokenRow
-from finery_testing.tiny import CHAT_TEMPLATE, EOS, IM_END, IM_START, byte_tokenizer
+from finery_testing.tiny import BOS, CHAT_TEMPLATE, EOS, IM_END, IM_START, byte_tokenizer
 
 NOW = datetime(2026, 11, 30, tzinfo=UTC)
 HI_OK = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ok"}]
@@ -183,6 +183,27 @@ def test_end_of_turn_ids_come_from_the_data() -> None:
     tokenizer = RowTokenizer(byte_tokenizer())
     tokenizer.rows([render_row(template(source), Row(HI_OK), "assistant")])
     assert tokenizer.end_of_turn == {EOS}
+
+
+@pytest.mark.parametrize(("content", "text"), [("a", "a"), ("final", "final"), (" ax ", "ax"), ("x", "x"), ("", "")])
+def test_special_tokens_that_the_template_writes_before_the_content_do_not_end_the_turn(
+    content: str, text: str
+) -> None:
+    """As in gpt-oss: a channel, whose name may hold the content, comes between the prompt and the content."""
+    source = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role }}"
+        "{% if m.role == 'assistant' %}{{ '<|bos|>final<|eos|>' + m.content.strip() + '<|im_end|>\n' }}"
+        "{% else %}{{ '\n' + m.content + '<|im_end|>\n' }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant' }}{% endif %}"
+    )
+    messages = [HI_OK[0], {"role": "assistant", "content": content}]
+    rendered = [render_row(template(source), Row([*messages, *messages]), "assistant")]
+    tokenizer = RowTokenizer(byte_tokenizer())
+    (row,) = tokenizer.rows(rendered)
+    assert isinstance(row, TokenRow)
+    turn = [BOS, *b"final", EOS, *text.encode(), IM_END]
+    assert row.tokens[row.mask == 1].tolist() == [*turn, *turn]
+    assert tokenizer.end_of_turn == {IM_END}
 
 
 def test_the_tokenizer_adds_no_token_of_its_own() -> None:

@@ -10,6 +10,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from datetime import datetime
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -159,6 +160,8 @@ class Template:
         except (TemplateSyntaxError, SecurityError, MemoryError, OverflowError, RecursionError) as error:
             raise _invalid(f"it does not compile: {error}") from None
         self._context = {**special_tokens, "tools": None, "documents": None}
+        self.endings: list[str] = []
+        """What it has been found to write behind an assistant message, longest first."""
 
     @classmethod
     def load(cls, folder: Path, now: datetime) -> Template:
@@ -256,9 +259,25 @@ def _turn(template: Template, messages: Messages, n: int, text: str) -> Turn:
     until = text if n == len(messages) - 1 else template.render(messages[: n + 1])
     if not until.startswith(prompt) or len(until) == len(prompt) or not text.startswith(until):
         raise not_a_prefix(n)
-    content = messages[n]["content"].strip()
-    place = until.find(content, len(prompt))
-    return Turn(len(prompt), len(prompt) if place < 0 else place + len(content), len(until))
+    ending = _ending(template, messages, n, until)
+    return Turn(len(prompt), max(len(prompt), len(until) - len(ending)), len(until))
+
+
+def _ending(template: Template, messages: Messages, n: int, until: str) -> str:
+    """What the template writes behind the message: what stays the same when the message is another one.
+
+    To look for the content instead would find it in what the template itself writes in front of it.
+    """
+    content = messages[n]["content"]
+    for ending in template.endings:
+        if until.endswith((content + ending, content.strip() + ending)):
+            return ending
+    other = messages[n] | {"content": "y" if content.rstrip().endswith("x") else "x"}
+    backwards = until[::-1], template.render([*messages[:n], other])[::-1]
+    ending = commonprefix(backwards)[::-1]
+    template.endings.append(ending)
+    template.endings.sort(key=len, reverse=True)
+    return ending
 
 
 def not_a_prefix(n: int | None = None) -> RowError:
