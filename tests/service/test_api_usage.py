@@ -58,7 +58,8 @@ async def usage(door: Door, **parameters: Any) -> list[dict[str, Any]]:
 
 async def test_sums_by_job_sku_and_day_with_costs(api: Api) -> None:
     door = await api.tenant()
-    first, second = await job(api, door), await job(api, door)
+    first = await job(api, door, usage={"train.sft": 1500, "eval.sft": 200})  # as the ledger sums up its records
+    second = await job(api, door)
     await record(api, first, "step:1", 1000, MIDNIGHT)
     await record(api, first, "step:2", 500, MIDNIGHT, state="provisional")
     await record(api, first, "step:2", 500, MIDNIGHT, state="void")

@@ -7,13 +7,19 @@ from decimal import Decimal
 
 import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlmodel.ext.asyncio.session import AsyncSession
 
 from finery_service.db.engine import transaction
+from finery_service.jobs import store
 from finery_service.jobs.tables import AttemptRow, JobRow
+from finery_service.reconcile import audit
 from finery_service.usage import ledger, prices
 from finery_service.usage.ledger import Record
 from finery_testing import control, factories
 from finery_testing.clock import FakeClock
+from finery_testing.control import Worker
+
+pytest_plugins = ["finery_testing.control_fixtures"]
 
 BOOK = {"train.sft": Decimal("0.40"), "eval.sft": Decimal("0.10")}
 
@@ -23,6 +29,12 @@ async def _job(engine: AsyncEngine, clock: FakeClock) -> tuple[JobRow, AttemptRo
     return job, await factories.attempt(engine, job, now=clock())
 
 
+async def _locked(session: AsyncSession, job: JobRow) -> JobRow:
+    locked = await store.lock(session, job.id)
+    assert locked is not None
+    return locked
+
+
 def _records(*steps: int) -> list[Record]:
     return [Record("train.sft", f"step:{step}", step, 10 * step) for step in steps]
 
@@ -30,11 +42,14 @@ def _records(*steps: int) -> list[Record]:
 async def test_a_unit_of_work_is_recorded_once(system_engine: AsyncEngine, clock: FakeClock) -> None:
     job, attempt = await _job(system_engine, clock)
     async with transaction(system_engine) as session:
-        assert await ledger.record(session, job, attempt.id, _records(1, 2), clock()) == _records(1, 2)
+        locked = await _locked(session, job)
+        assert await ledger.record(session, locked, attempt.id, _records(1, 2), clock()) == _records(1, 2)
     async with transaction(system_engine) as session:
+        job = await _locked(session, job)
         assert await ledger.record(session, job, attempt.id, _records(2, 3), clock()) == _records(3)
         assert await ledger.record(session, job, attempt.id, [], clock()) == []
     assert [unit for unit, _, _ in await control.usage(system_engine, job.id)] == ["step:1", "step:2", "step:3"]
+    assert (await control.job_row(system_engine, job.id)).usage == {"train.sft": 60}
 
 
 async def test_billable_stays_billable_and_void_makes_room_for_the_next_attempt(
@@ -42,25 +57,57 @@ async def test_billable_stays_billable_and_void_makes_room_for_the_next_attempt(
 ) -> None:
     job, attempt = await _job(system_engine, clock)
     async with transaction(system_engine) as session:
-        await ledger.record(session, job, attempt.id, _records(1, 2, 3), clock())
+        job = await _locked(session, job)
+        await ledger.record(session, job, attempt.id, [*_records(1, 2, 3), Record("eval.sft", "eval:3", 3, 7)], clock())
         assert await ledger.make_billable(session, job.id, through_step=2) == 2
-        assert await ledger.void(session, job.id, reason="worker_lost", after_step=2) == 1
-        assert await ledger.void(session, job.id, reason="worker_lost", after_step=-1) == 0
-        assert await ledger.totals(session, job.id) == {"train.sft": 30}
+        assert job.usage == {"train.sft": 60, "eval.sft": 7}
+        assert await ledger.void(session, job, reason="worker_lost", after_step=2) == 2
+        assert await ledger.void(session, job, reason="worker_lost", after_step=-1) == 0
+        assert job.usage == {"train.sft": 30}
         assert await ledger.record(session, job, attempt.id, _records(3), clock()) == _records(3)
-        assert await ledger.totals(session, job.id) == {"train.sft": 60}
-    states = [(unit, state) for unit, state, _ in await control.usage(system_engine, job.id)]
+        assert job.usage == {"train.sft": 60}
+    assert (await control.job_row(system_engine, job.id)).usage == {"train.sft": 60}
+    states = [(unit, state) for unit, state, _ in await control.usage(system_engine, job.id) if unit != "eval:3"]
     assert states == [("step:1", "billable"), ("step:2", "billable"), ("step:3", "void"), ("step:3", "provisional")]
+
+
+async def test_the_audit_finds_sums_that_are_not_those_of_the_records(
+    system_engine: AsyncEngine, clock: FakeClock
+) -> None:
+    job, attempt = await _job(system_engine, clock)
+    async with transaction(system_engine) as session:
+        await ledger.record(session, await _locked(session, job), attempt.id, _records(1, 2), clock())
+        assert not [line for line in await audit.differences(session) if "usage" in line]
+    await control.execute(system_engine, "update usage_records set quantity = quantity + 1 where unit = 'step\\:2'")
+    async with transaction(system_engine) as session:
+        (found,) = [line for line in await audit.differences(session) if "usage" in line]
+    assert job.id in found
+    assert "{'train.sft': 30}" in found
+    assert "{'train.sft': 31}" in found
+
+
+async def test_a_commit_reads_no_record_of_the_steps_before(
+    system_engine: AsyncEngine, clock: FakeClock, worker: Worker
+) -> None:
+    """What a commit costs does not grow with the job: its records can all be gone, the cost so far is still right."""
+    await worker.begin()
+    await worker.commit(control.step(1, 1000), control.step(2, 500))
+    await control.execute(system_engine, "delete from usage_records")
+    await worker.commit(control.step(3, 250))
+    costs = [event.data["cost"] for event in await control.events(system_engine, worker.attempt.job_id, "metric")]
+    assert costs == ["0.0004", "0.0006", "0.0007"]
 
 
 async def test_one_jobs_usage_is_not_anothers(system_engine: AsyncEngine, clock: FakeClock) -> None:
     job, attempt = await _job(system_engine, clock)
     other, other_attempt = await _job(system_engine, clock)
     async with transaction(system_engine) as session:
+        job, other = await _locked(session, job), await _locked(session, other)
         await ledger.record(session, job, attempt.id, _records(1), clock())
         await ledger.record(session, other, other_attempt.id, _records(1), clock())
-        await ledger.make_billable(session, job.id, through_step=9)
-        await ledger.void(session, job.id, reason="x", after_step=-1)
+        await ledger.make_billable(session, job.id, through_step=0)
+        await ledger.void(session, job, reason="x", after_step=-1)
+    assert (job.usage, other.usage) == ({}, {"train.sft": 10})
     assert [state for _, state, _ in await control.usage(system_engine, other.id)] == ["provisional"]
 
 

@@ -27,6 +27,7 @@ from finery_testing.postgres import Database
 GLOBAL = {"models", "price_books", "operator_keys", "leases", "alembic_version"}
 """Tables that belong to no tenant. A table that is not named here must be under row-level security."""
 NOW = datetime(2026, 12, 1, tzinfo=UTC)
+FRESH = {"id": "job_new", "state": "validating", "fence": 0, "queued_at": None, "started_at": None}
 
 
 @dataclass(frozen=True)
@@ -181,10 +182,7 @@ def test_rows_of_another_tenant_cannot_be_changed_taken_or_deleted(filled: Fille
         assert update.rowcount == 0
         update = connection.execute("update jobs set intent = 'cancel'")
         assert update.rowcount == 1, "its own only"
-    with (
-        as_app(filled, filled.a.id) as connection,
-        pytest.raises(InsufficientPrivilege, match="row-level"),
-    ):
+    with as_app(filled, filled.a.id) as connection, pytest.raises(InsufficientPrivilege):
         connection.execute("update jobs set tenant_id = %s", (filled.b.id,))
     for table in tenant_tables(filled.database.admin_dsn):
         with as_app(filled, filled.a.id) as connection, pytest.raises(InsufficientPrivilege):
@@ -205,6 +203,24 @@ def test_the_application_cannot_read_or_forge_what_is_the_operators(filled: Fill
     ):
         with as_app(filled, filled.a.id) as connection, pytest.raises(InsufficientPrivilege):
             connection.execute(statement)
+
+
+def test_of_a_job_the_application_writes_the_intent_and_no_state_or_sum(filled: Filled) -> None:
+    """The reconciler alone moves jobs, the system alone meters: a hole in the API cannot end or discount a job."""
+    with psycopg.connect(filled.database.admin_dsn) as connection:
+        columns = connection.execute("select column_name from information_schema.columns where table_name = 'jobs'")
+        names = {row[0] for row in columns.fetchall()} - {"intent", "intent_at", "version"}
+    assert {"state", "usage", "fence", "finished_at", "last_checkpoint_id"} <= names
+    for name in sorted(names):
+        with as_app(filled, filled.a.id) as connection, pytest.raises(InsufficientPrivilege):
+            connection.execute(sql.SQL("update jobs set {0} = {0}").format(sql.Identifier(name)))
+    insert = "insert into jobs select * from jsonb_populate_record(null::jobs, %s)"
+    values = {**filled.a_job.model_dump(mode="json"), **FRESH}
+    for change in ({"state": "succeeded", "finished_at": NOW.isoformat()}, {"fence": 1}, {"usage": {"train.sft": 1}}):
+        with as_app(filled, filled.a.id) as connection, pytest.raises(InsufficientPrivilege, match="row-level"):
+            connection.execute(insert, (json.dumps({**values, **change}),))
+    with as_app(filled, filled.a.id) as connection:
+        assert connection.execute(insert, (json.dumps(values),)).rowcount == 1
 
 
 def test_authenticate_answers_nothing_but_the_match_and_needs_no_tenant(filled: Filled) -> None:
@@ -236,7 +252,7 @@ def test_every_reference_between_tenant_tables_carries_the_tenant(filled: Filled
 @pytest.mark.parametrize("role", ["app", "system"])
 def test_a_job_cannot_reference_another_tenants_file_or_project(filled: Filled, role: str) -> None:
     for change in ({"training_file_id": filled.b_job.training_file_id}, {"project_id": filled.b.project_id}):
-        values = {**filled.a_job.model_dump(mode="json"), "id": "job_new", **change}
+        values = {**filled.a_job.model_dump(mode="json"), **FRESH, **change}
         dsn = filled.database.app_dsn if role == "app" else filled.database.system_dsn
         with psycopg.connect(dsn) as connection:
             connection.execute("select set_config('app.tenant', %s, true)", (filled.a.id,))

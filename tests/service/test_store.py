@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from datetime import timedelta
 
 import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -11,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from finery.types.errors import ErrorDetail
 from finery.types.jobs import Intent, JobState
 from finery.types.reasons import JobReason
+from finery_service.clock import Clock
 from finery_service.db.engine import transaction
 from finery_service.jobs import store
 from finery_service.jobs.tables import JobRow
@@ -18,7 +20,7 @@ from finery_testing import control, factories
 from finery_testing.clock import FakeClock
 
 
-async def _move(engine: AsyncEngine, job: str, to: JobState, clock: FakeClock, **values: object) -> bool:
+async def _move(engine: AsyncEngine, job: str, to: JobState, clock: Clock, **values: object) -> bool:
     reason = JobReason.CANCELLED_BY_CUSTOMER if to is JobState.CANCELLED else None
     async with transaction(engine) as session:
         return await store.move(session, job, to=to, reason=reason, now=clock(), **values)  # type: ignore[arg-type]
@@ -99,6 +101,21 @@ async def test_a_failed_job_carries_its_error_in_row_and_event(system_engine: As
     assert row.error == expected
     assert row.finished_at == clock()
     assert (await control.events(system_engine, job.id))[0].data["error"] == expected
+
+
+async def test_e18_a_job_never_ends_before_it_started_whatever_the_clocks_of_the_machines_say(
+    system_engine: AsyncEngine, clock: FakeClock
+) -> None:
+    tenant = await factories.tenant(system_engine, now=clock())
+    behind = clock() - timedelta(seconds=120)
+    job = await factories.job(system_engine, tenant, now=clock() - timedelta(seconds=60), state="running")
+    await control.execute(system_engine, "update jobs set started_at = :now", now=clock())
+    assert await _move(system_engine, job.id, JobState.SUCCEEDED, lambda: behind)
+    row = await control.job_row(system_engine, job.id)
+    assert row.created_at < row.started_at == row.finished_at == clock()
+    waiting = await factories.job(system_engine, tenant, now=clock(), state="validating")
+    assert await _move(system_engine, waiting.id, JobState.QUEUED, lambda: behind)
+    assert (await control.job_row(system_engine, waiting.id)).queued_at == clock()
 
 
 async def test_set_intent_notes_the_time_once_and_cancel_cannot_be_withdrawn(

@@ -105,6 +105,7 @@ create table jobs (
     total_steps bigint,
     prepared_prefix text,
     quote_tokens bigint,
+    usage jsonb not null default '{}',       -- {sku: billable and provisional units}; kept by the ledger, audited
     last_checkpoint_id text,
     created_at timestamptz not null,
     queued_at timestamptz,
@@ -117,7 +118,7 @@ create table jobs (
     foreign key (tenant_id, validation_file_id) references files (tenant_id, id),
     check ((finished_at is not null) = (state in ('succeeded', 'failed', 'cancelled'))),
     check (started_at is null or started_at >= created_at),
-    check (finished_at is null or finished_at >= created_at)
+    check (finished_at is null or finished_at >= coalesce(started_at, created_at))
 );
 create index jobs_by_age on jobs (tenant_id, created_at, id);
 create index jobs_open on jobs (state) where state not in ('succeeded', 'failed', 'cancelled', 'paused');
@@ -214,6 +215,7 @@ create table usage_records (
 create unique index usage_one_billable on usage_records (job_id, sku, unit) where state = 'billable';
 create unique index usage_one_live on usage_records (job_id, sku, unit) where state <> 'void';
 create index usage_by_day on usage_records (tenant_id, created_at);
+create index usage_undecided on usage_records (job_id, step) where state = 'provisional';
 
 -- Scope is a tenant's id, or `operator`.
 create table idempotency_keys (
@@ -257,7 +259,12 @@ create policy system on tenants to finery_system using (true) with check (true);
 grant select on tenants, projects, api_keys, models, price_books, checkpoints, attempts, usage_records to finery_app;
 grant select on alembic_version to finery_app, finery_system; -- /readyz compares it with the code's
 grant select, insert on files, events, idempotency_keys to finery_app;
-grant select, insert, update on jobs, job_heads to finery_app;
+grant select, insert on jobs, job_heads to finery_app;
+-- Of a job the application writes what the customer wants, and nothing else: states and sums are the system's.
+grant update (intent, intent_at, version) on jobs to finery_app;
+grant update (seq) on job_heads to finery_app;
+create policy fresh on jobs as restrictive for insert to finery_app
+    with check (state = 'validating' and intent = 'run' and fence = 0 and usage = '{}' and last_checkpoint_id is null);
 grant select, insert, update, delete on tenants, models, price_books, operator_keys, leases to finery_system;
 grant usage on all sequences in schema public to finery_system;
 

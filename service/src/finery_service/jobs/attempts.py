@@ -79,7 +79,7 @@ async def end(session: AsyncSession, job: JobRow, attempt: AttemptRow, *, reason
     attempt.reason = reason.value
     attempt.ended_at = now
     checkpoint = await _checkpoint_step(session, job)
-    await ledger.void(session, job.id, reason=reason.value, after_step=-1 if checkpoint is None else checkpoint)
+    await ledger.void(session, job, reason=reason.value, after_step=-1 if checkpoint is None else checkpoint)
     job.step = checkpoint or 0
     await session.flush()
     data = {

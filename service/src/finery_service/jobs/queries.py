@@ -13,9 +13,6 @@ from finery_service.jobs.tables import EventRow, JobHeadRow, JobRow
 
 _FACTS = text("""
     select job.id, model.name, book.prices,
-           (select coalesce(jsonb_object_agg(sums.sku, sums.quantity), '{}') from (
-                select sku, sum(quantity) as quantity from usage_records
-                where job_id = job.id and state <> 'void' group by sku) as sums),
            (select count(*) from attempts where job_id = job.id and kind = 'train')
     from jobs job
     join models model on model.id = job.model_id
@@ -31,8 +28,6 @@ class Facts(NamedTuple):
     model: str
     prices: dict[str, str]
     """US dollars per million units by SKU, of the pinned book."""
-    usage: dict[str, int]
-    """Billable and provisional units by SKU."""
     attempts: int
 
 

@@ -83,7 +83,7 @@ async def _to_job(session: AsyncSession, row: JobRow) -> Job:
 
 def to_job(row: JobRow, facts: Facts) -> Job:
     spec = row.spec
-    trained = sum(units for sku, units in facts.usage.items() if sku.startswith("train."))
+    trained = sum(units for sku, units in row.usage.items() if sku.startswith("train."))
     return Job(
         id=row.id,
         project=row.project_id,
@@ -106,8 +106,8 @@ def to_job(row: JobRow, facts: Facts) -> Job:
         position=row.queue_position if row.state == JobState.QUEUED else None,
         intent=row.intent,
         progress=Progress(step=row.step, total_steps=row.total_steps, trained_tokens=trained),
-        usage=facts.usage,
-        cost=cost_usd(facts.usage, facts.prices),
+        usage=row.usage,
+        cost=cost_usd(row.usage, facts.prices),
         error=ErrorDetail.model_validate(row.error) if row.error else None,
         attempts=facts.attempts,
         created_at=row.created_at,

@@ -90,9 +90,9 @@ async def move(
     if error is not None:
         job.error = error.model_dump(mode="json", exclude_none=True)
     if to is JobState.QUEUED and (job.queued_at is None or source == JobState.PAUSED):
-        job.queued_at = now  # after a fault the job keeps its place
+        job.queued_at = max(now, job.created_at)  # after a fault the job keeps its place
     if to in TERMINAL:
-        job.finished_at = max(now, job.created_at)
+        job.finished_at = max(now, job.started_at or job.created_at)  # clocks of several machines meet here
         job.not_before = None
     await session.flush()
     data = _state_event(source, to, reason, job.error if to in TERMINAL else None)

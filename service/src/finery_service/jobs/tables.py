@@ -40,6 +40,7 @@ class JobRow(SQLModel, table=True):
     total_steps: int | None = Field(default=None, sa_type=BigInteger)
     prepared_prefix: str | None = None
     quote_tokens: int | None = Field(default=None, sa_type=BigInteger)
+    usage: dict[str, int] = json_field(default_factory=dict)
     last_checkpoint_id: str | None = None
     created_at: datetime = time_field()
     queued_at: datetime | None = time_field(default=None)

@@ -1,10 +1,11 @@
-"""The books of the pool: reservations equal what live attempts hold, and never exceed the pool."""
+"""The books: reservations equal what live attempts hold and never exceed the pool; sums equal their records."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 
+from sqlalchemy import text
 from sqlmodel import col, select
 from sqlmodel.ext.asyncio.session import AsyncSession
 
@@ -13,6 +14,13 @@ from finery_scheduler.core.types import Node
 from finery_service.jobs.tables import AttemptRow, JobRow
 
 _KIND = {JobState.STARTING: "train", JobState.RUNNING: "train", JobState.VALIDATING: "prepare"}
+_USAGE = text("""
+    select job.id, job.usage, sums.usage from jobs job cross join lateral (
+        select coalesce(jsonb_object_agg(sku, units), '{}') as usage from (
+            select sku, sum(quantity) as units from usage_records
+            where job_id = job.id and state <> 'void' group by sku having sum(quantity) > 0) as by_sku) as sums
+    where job.state not in ('succeeded', 'failed', 'cancelled', 'paused') and job.usage <> sums.usage
+""")
 _NEEDS_ATTEMPT = frozenset({JobState.STARTING, JobState.RUNNING})
 
 
@@ -31,6 +39,7 @@ async def differences(session: AsyncSession, nodes: Sequence[Node] | None = None
         if attempt.state != "ended":
             found += _attempt_differences(attempt, job)
     found += await _orphaned_states(session)
+    found += await _usage_differences(session)
     if nodes is not None:
         slots = {node.id: node.slots for node in nodes}
         found += [
@@ -60,3 +69,8 @@ async def _orphaned_states(session: AsyncSession) -> list[str]:
         col(JobRow.state).in_(sorted(_NEEDS_ATTEMPT)), col(JobRow.id).not_in(live)
     )
     return [f"job {job} is {state} without a live attempt" for job, state in (await session.exec(statement)).all()]
+
+
+async def _usage_differences(session: AsyncSession) -> list[str]:
+    rows = (await session.execute(_USAGE)).all()
+    return [f"job {job} carries usage {carried}, its records add up to {recorded}" for job, carried, recorded in rows]

@@ -94,9 +94,9 @@ async def _write(call: Call, job: JobRow, attempt: AttemptRow, fresh: Sequence[p
     unpriced = {record.sku for record in records} - set(book)
     if unpriced:
         checks.not_now(f"usage: no price of {', '.join(sorted(unpriced))} in price book {job.price_book_id}")
-    totals = await ledger.totals(call.session, job.id)
+    before = job.usage
     added = await ledger.record(call.session, job, attempt.id, records, call.now)
-    events = _events(job, fresh, totals, added, book)
+    events = _events(job, fresh, before, added, book)
     attempt.step = job.step = fresh[-1].step
     job.reported_step = max(job.reported_step, fresh[-1].step)
     if job.started_at is None and job.step >= 1:
@@ -109,19 +109,18 @@ async def _write(call: Call, job: JobRow, attempt: AttemptRow, fresh: Sequence[p
 def _events(
     job: JobRow,
     fresh: Sequence[pb.Step],
-    totals: dict[str, int],
+    usage: dict[str, int],
     added: Sequence[Record],
     book: dict[str, Decimal],
 ) -> list[tuple[EventType, dict[str, Any]]]:
-    """Metrics and evaluations of steps that the history does not show yet; `totals` grows along."""
+    """Metrics and evaluations of steps that the history does not show yet; `usage` is that before the first of them."""
     events: list[tuple[EventType, dict[str, Any]]] = []
     for step in fresh:
-        for record in (record for record in added if record.step == step.step):
-            totals[record.sku] = totals.get(record.sku, 0) + record.quantity
+        usage = ledger.plus(usage, *(record for record in added if record.step == step.step))
         if step.step <= job.reported_step:
             continue
         if step.step > 0:
-            cost = plain(prices.cost_usd(totals, book))
+            cost = plain(prices.cost_usd(usage, book))
             head = {"step": step.step, "total_steps": job.total_steps}
             events.append(("metric", {**head, **_finite(dict(step.metrics)), "cost": cost}))
         if step.HasField("evaluation"):
