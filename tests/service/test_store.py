@@ -112,6 +112,7 @@ async def test_e18_a_job_never_ends_before_it_started_whatever_the_clocks_of_the
     await control.execute(system_engine, "update jobs set started_at = :now", now=clock())
     assert await _move(system_engine, job.id, JobState.SUCCEEDED, lambda: behind)
     row = await control.job_row(system_engine, job.id)
+    assert row.started_at is not None
     assert row.created_at < row.started_at == row.finished_at == clock()
     waiting = await factories.job(system_engine, tenant, now=clock(), state="validating")
     assert await _move(system_engine, waiting.id, JobState.QUEUED, lambda: behind)
