@@ -14,15 +14,23 @@ from sqlmodel.ext.asyncio.session import AsyncSession
 _TENANT = "finery_tenant"
 
 
-def create_engine(dsn: str, *, pool_size: int = 10) -> AsyncEngine:
-    """`dsn` as `postgresql://user:password@host:port/database`."""
+def create_engine(dsn: str, *, pool_size: int = 10, idle_seconds: float = 10.0) -> AsyncEngine:
+    """`dsn` as `postgresql://user:password@host:port/database`.
+
+    A process that freezes inside a transaction loses it, and its locks, after `idle_seconds`: one job's row held for
+    ever would stop the reconciler, and with it every job.
+    """
     url = dsn.replace("postgresql://", "postgresql+psycopg://", 1)
     return create_async_engine(
         url,
         pool_size=pool_size,
         max_overflow=pool_size,
         pool_pre_ping=True,  # a server that was started again costs nobody a request
-        connect_args={"connect_timeout": 10},
+        hide_parameters=True,  # errors are logged, and parameters are customers' data and hashes of keys
+        connect_args={
+            "connect_timeout": 10,
+            "options": f"-c idle_in_transaction_session_timeout={round(idle_seconds * 1000)}",
+        },
     )
 
 
