@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from finery.types.jobs import Intent
-from finery_service.reconcile import apply, lease, loop
+from finery_service.reconcile import apply, effects, lease, loop
 from finery_service.reconcile.snapshot import Pool, read
 from finery_testing import control, factories
 from finery_testing.clock import FakeClock
@@ -218,3 +218,50 @@ async def test_a_pool_that_hangs_does_not_hold_up_leases_and_cancellations(
     await context.observing  # type: ignore[misc]
     await loop.tick(context)
     assert pool.workers_ == {}
+
+
+async def test_e11_a_slow_launch_or_stop_of_one_job_holds_up_no_other(
+    system_engine: AsyncEngine, pool: ScriptedPool, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(effects, "_MOMENT", 0.05)
+    context = await lead(system_engine, pool, clock)
+    slow = await a_job(system_engine, clock)
+    pool.launching, pool.stopping = asyncio.Event(), asyncio.Event()
+    async with asyncio.timeout(20):
+        await loop.tick(context)
+        other = await a_job(system_engine, clock, accelerators=4)
+        await intend(system_engine, other.id, Intent.CANCEL)
+        await loop.tick(context)
+        assert (await control.job_row(system_engine, other.id)).state == "cancelled"
+        assert (await control.job_row(system_engine, slow.id)).state == "starting"
+        assert pool.launches == []
+        pool.launching.set()
+        await loop.tick(context)
+        assert len(pool.launches) == 1, "begun once, however many passes went by"
+        [attempt] = await control.attempts(system_engine, slow.id)
+        assert attempt.launched_at is not None
+        await intend(system_engine, slow.id, Intent.CANCEL)
+        await loop.tick(context)
+        await loop.tick(context)
+        [attempt] = await control.attempts(system_engine, slow.id)
+        assert (pool.stops, attempt.cleaned_at) == ([attempt.id], None)
+        pool.stopping.set()
+        await loop.tick(context)
+    [attempt] = await control.attempts(system_engine, slow.id)
+    assert attempt.cleaned_at is not None
+    assert (pool.stops, pool.workers_) == ([attempt.id], {})
+
+
+async def test_one_job_that_cannot_be_moved_holds_up_no_other(
+    system_engine: AsyncEngine, pool: ScriptedPool, clock: FakeClock
+) -> None:
+    context = await lead(system_engine, pool, clock)
+    broken = [await a_job(system_engine, clock, state=state) for state in ("queued", "validating")]
+    await control.execute(system_engine, "delete from job_heads")  # no event of theirs can be written
+    doomed, waiting = await a_job(system_engine, clock), await a_job(system_engine, clock)
+    await intend(system_engine, broken[0].id, Intent.CANCEL)
+    await intend(system_engine, doomed.id, Intent.CANCEL)
+    await loop.tick(context)
+    assert (await control.job_row(system_engine, doomed.id)).state == "cancelled"
+    assert (await control.job_row(system_engine, waiting.id)).state == "starting"
+    assert [(await control.job_row(system_engine, job.id)).state for job in broken] == ["queued", "validating"]

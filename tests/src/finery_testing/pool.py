@@ -21,6 +21,10 @@ class ScriptedPool:
     stops_to_fail: int = 0
     hangs: asyncio.Event | None = None
     """Nothing is answered until it is set."""
+    launching: asyncio.Event | None = None
+    """A launch lasts until it is set."""
+    stopping: asyncio.Event | None = None
+    """So does a stop."""
     bugs: int = 0
     """`nodes` raises something unforeseen, so many times."""
     launches: list[Launch] = field(default_factory=list)
@@ -44,6 +48,8 @@ class ScriptedPool:
 
     async def launch(self, launch: Launch) -> None:
         self._answer()
+        if self.launching is not None:
+            await self.launching.wait()
         if self.refuses:
             raise LaunchError("no such entry point")
         if launch.attempt not in self.workers_:
@@ -57,6 +63,8 @@ class ScriptedPool:
     async def stop(self, attempt: str) -> None:
         self._answer()
         self.stops.append(attempt)
+        if self.stopping is not None:
+            await self.stopping.wait()
         if self.stops_to_fail > 0:
             self.stops_to_fail -= 1
             raise RuntimeError("the node does not answer")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 
+import structlog
 from sqlalchemy import TextClause, text
+from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from finery.types.jobs import Intent, JobState
 from finery.types.reasons import JobReason
@@ -13,8 +17,10 @@ from finery_scheduler.core.types import Admission, Plan
 from finery_service.jobs import attempts, states, store
 from finery_service.jobs.tables import AttemptRow, JobRow
 from finery_service.reconcile.context import Context
+from finery_service.reconcile.lease import StaleLeaderError
 from finery_service.reconcile.snapshot import Pool, View, attempt_view
 
+_log = structlog.get_logger(__name__)
 _WAIT = text("""
     update jobs set reason = :reason, queue_position = :position
     where id = :job and version = :version and state = :state
@@ -29,26 +35,29 @@ _CLEANED = text("""
 
 async def lifecycle(context: Context, view: View, pool: Pool) -> bool:
     """Expiries, cancellations, prepare attempts: what is due by `states.decide`. True if anything changed."""
-    preparing = sum(attempt.kind == "prepare" for attempt in view.live.values())
+    room = context.settings.prepare_attempts - sum(attempt.kind == "prepare" for attempt in view.live.values())
     changed = False
     for job in view.jobs:
+        if not context.patience.ready(job.id):
+            continue
         attempt = view.live.get(job.id)
         word = pool.word(attempt.id if attempt else None)
-        decision = _decide(context, job, attempt, view, word)
-        if decision == states.Decision():
-            continue
-        if decision.prepare:
-            if preparing >= context.settings.prepare_attempts:
+        with _alone(context, job.id):
+            decision = _decide(context, job, attempt, view, word)
+            if decision == states.Decision() or (decision.prepare and room <= 0):
                 continue
-            preparing += 1
-        changed = await _carry_out(context, job, word) or changed
+            room -= decision.prepare
+            changed = await _carry_out(context, job, word) or changed
     return changed
 
 
 async def admit(context: Context, plan: Plan) -> bool:
     """Jobs that start now: state, attempt and fence in one transaction each. True if any did."""
-    admitted = [await _admit(context, admission) for admission in plan.admissions]
-    return any(admitted)
+    changed = False
+    for admission in plan.admissions:
+        with _alone(context, admission.job):
+            changed = await _admit(context, admission) or changed
+    return changed
 
 
 async def explain(context: Context, plan: Plan, view: View, pool: Pool) -> None:
@@ -66,8 +75,8 @@ async def explain(context: Context, plan: Plan, view: View, pool: Pool) -> None:
     if not rows:
         return
     async with context.apply() as session:
-        for row in sorted(rows, key=lambda row: str(row["job"])):  # several jobs are locked in sorted order
-            await session.execute(_WAIT, row)
+        # Several jobs are locked in sorted order. One batch: all positions change whenever the first of a queue starts.
+        await session.execute(_WAIT, sorted(rows, key=lambda row: str(row["job"])))
 
 
 async def launched(context: Context, attempt_ids: Sequence[str]) -> None:
@@ -89,6 +98,19 @@ async def launch_failed(context: Context, attempt: AttemptRow) -> None:
         outcome = states.after_attempt(attempts.view(job), attempt_view(current).kind, reason, now, context.policy)
         await attempts.end(session, job, current, reason=reason, now=context.clock())
         await attempts.settle(session, job, outcome, now=context.clock())
+
+
+@contextmanager
+def _alone(context: Context, job: str) -> Iterator[None]:
+    """What is wrong with one job stays with it: the others are looked after. A database that is away concerns all."""
+    try:
+        yield
+        context.patience.succeeded(job)
+    except (StaleLeaderError, OperationalError, InterfaceError, PoolTimeoutError):
+        raise
+    except Exception:
+        _log.exception("job_left_alone", job=job)
+        context.patience.failed(job)
 
 
 def _decide(

@@ -53,6 +53,9 @@ class Context:
     leadership: Leadership | None = None
     patience: Patience = field(default_factory=Patience)
     observing: asyncio.Task[Pool] | None = None
+    under_way: dict[tuple[str, str], asyncio.Task[str | None]] = field(default_factory=dict)
+    """Launches and stops by (kind, attempt) that took more than a moment."""
+    at_once: dict[str, asyncio.Semaphore] = field(default_factory=dict)
 
     @property
     def policy(self) -> Policy:

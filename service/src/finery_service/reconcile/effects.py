@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 
 import structlog
 
@@ -18,10 +18,11 @@ from finery_service.settings import required
 
 ENTRYPOINT = "finery_gpu_workers.run:main"
 _AT_ONCE = 8
+_MOMENT = 1.0
+"""What takes longer goes on in the background: leases and cancellations of other jobs do not wait for it."""
 _SECONDS = 150.0
 """The backend has limits of its own; one call beyond this one counts as unreachable and is made again."""
 
-T = TypeVar("T")
 _log = structlog.get_logger(__name__)
 
 
@@ -31,7 +32,7 @@ async def launch_due(context: Context, view: View) -> None:
     begun = [attempt.id for attempt in due if attempt.state == "running"]
     await apply.launched(context, begun)
     waiting = [attempt for attempt in due if attempt.state == "starting"]
-    await _each(waiting, lambda attempt: _launch(context, attempt))
+    await _do(context, "launch", {attempt.id: partial(_launch, context, attempt) for attempt in waiting})
 
 
 async def clean_up(context: Context, view: View, pool: Pool) -> bool:
@@ -43,11 +44,11 @@ async def clean_up(context: Context, view: View, pool: Pool) -> bool:
     orphans = sorted(set(pool.workers or {}) - known)
     ended = [attempt.id for attempt in view.uncleaned]
     due = [attempt_id for attempt_id in (*ended, *orphans) if context.patience.ready(attempt_id)]
-    if not due:
-        return False
     if any(orphan in due for orphan in orphans):
         _log.warning("orphans_in_pool", attempts=orphans)
-    stopped = await _each(due, lambda attempt_id: _stop(context, attempt_id))
+    stopped = await _do(context, "stop", {attempt_id: partial(_stop, context, attempt_id) for attempt_id in due})
+    if not stopped:
+        return False
     try:
         left = {attempt for attempt, status in (await context.backend.workers()).items() if status != "dead"}
     except PoolUnreachableError:
@@ -105,16 +106,26 @@ async def _stop(context: Context, attempt_id: str) -> str | None:
     return attempt_id
 
 
-async def _each(items: Sequence[T], action: Callable[[T], Awaitable[str | None]]) -> set[str]:
-    """Runs the action for all, a few at a time, to the end of each; returns what they gave. The first error is raised
-    once all are over."""
-    limit = asyncio.Semaphore(_AT_ONCE)
+async def _do(context: Context, kind: str, actions: Mapping[str, Callable[[], Awaitable[str | None]]]) -> set[str]:
+    """Begins what is not under way yet, a few at a time, and waits a moment; returns what all that is over by now gave.
 
-    async def one(item: T) -> str | None:
-        async with limit:
-            return await action(item)
+    The first error is raised once the others are noted.
+    """
+    at_once = context.at_once.setdefault(kind, asyncio.Semaphore(_AT_ONCE))
 
-    results = await asyncio.gather(*(one(item) for item in items), return_exceptions=True)
+    async def one(action: Callable[[], Awaitable[str | None]]) -> str | None:
+        async with at_once:
+            return await action()
+
+    under_way = context.under_way
+    for item, action in actions.items():
+        if (kind, item) not in under_way:
+            under_way[kind, item] = asyncio.create_task(one(action))
+    ours = {key: task for key, task in under_way.items() if key[0] == kind}
+    if ours:
+        await asyncio.wait(ours.values(), timeout=_MOMENT)
+    over = [under_way.pop(key) for key, task in ours.items() if task.done()]
+    results = await asyncio.gather(*over, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
             raise result

@@ -55,7 +55,9 @@ async def run(context: Context, stop: asyncio.Event) -> None:
         await stop.wait()
         await asyncio.wait([ticking], timeout=_STOP_SECONDS)
     finally:
-        tasks = [task for task in (ticking, leading, context.observing) if task is not None]
+        tasks = [
+            task for task in (ticking, leading, context.observing, *context.under_way.values()) if task is not None
+        ]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
