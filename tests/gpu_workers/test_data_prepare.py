@@ -188,6 +188,18 @@ def test_the_child_holds_no_credential(make_job: MakeJob, monkeypatch: pytest.Mo
     }  # fmt: skip
 
 
+def test_tokens_that_the_model_has_no_embedding_for_end_the_job_before_training(
+    make_job: MakeJob, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A tokenizer that was extended, weights that were not: <|im_end|> is 260."""
+    control = make_job(model=make_tiny_model(tmp_path / "m", vocab_size=260))
+    run.main(control.attempt(PREPARE))
+    assert control.prepared is None
+    assert control.finished is not None
+    assert control.finished.reason == "platform_fault"
+    assert "m: expected token ids below 260, the rows of the embedding matrix, found 260 in the data" in caplog.text
+
+
 def test_a_file_that_is_not_the_uploaded_one_is_a_fault(make_job: MakeJob) -> None:
     control = make_job()
     (control.store / "ten_test/files/training").write_bytes(b"other")

@@ -26,6 +26,7 @@ from finery_gpu_workers.data.packing import Plan
 from finery_gpu_workers.data.render import PROGRESS, RESULT, Phase, Progress, Request
 from finery_gpu_workers.data.tokens import tokenizer_sha256
 from finery_gpu_workers.errors import WorkerError
+from finery_gpu_workers.models.config import read_config
 from finery_gpu_workers.work import Ending, Work, stopped_by_customer
 
 _PARAMS = {"train": "training_file", "validation": "validation_file"}
@@ -180,6 +181,7 @@ def _nothing_left(entry: dict[str, Any], param: str) -> ErrorDetail:
 
 def _report(work: Work, output: Path) -> None:
     data = prepared.load(output)
+    _check_ids(data, work.model_folder)
     plan = Plan(data.train.lengths, work.spec.hyperparameters, work.spec.seed)
     prefix = work.assignment.output_prefix + "prepared/"
     storage.upload_all(work.store, output, prefix)
@@ -200,6 +202,16 @@ def _report(work: Work, output: Path) -> None:
         total_trained_tokens=plan.total(data.train.trained),
         statistics_json=json.dumps({**digests, "sets": sets}),
     )
+
+
+def _check_ids(data: prepared.Prepared, model_folder: Path) -> None:
+    """Here, and not by a fault on an accelerator."""
+    vocabulary = read_config(model_folder).vocab
+    sets = [data.train, *([data.validation] if data.validation else [])]
+    highest = max(int(shard["tokens"].max()) for rows in sets for shard in rows.shards)
+    if highest >= vocabulary:
+        expected = f"token ids below {vocabulary}, the rows of the embedding matrix"
+        raise WorkerError("invalid_model", f"{model_folder.name}: expected {expected}, found {highest} in the data")
 
 
 def load_prepared(work: Work) -> prepared.Prepared:
