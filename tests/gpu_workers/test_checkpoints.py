@@ -7,13 +7,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
+import torch
 from safetensors import safe_open
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from finery_gpu_workers import run, storage
 from finery_protos.v1 import worker_pb2 as pb
 from finery_testing.control_plane import FakeControlPlane
-from finery_testing.tiny import CHAT_TEMPLATE, EOS, IM_END, make_tiny_model
+from finery_testing.tiny import BOS, CHAT_TEMPLATE, EOS, IM_END, PAD, make_tiny_model
 
 from .conftest import MakeJob, chat_rows
 
@@ -76,7 +79,54 @@ def test_d12_generation_ends_at_the_end_of_a_turn_too(make_job: MakeJob, tmp_pat
     assert settings == {"eos_token_id": [EOS, IM_END], "temperature": 0.7}
 
 
-def test_the_manifest_says_how_it_was_made(done: FakeControlPlane, folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"eos_token_id": None}, {"eos_token_id": [IM_END]}),
+        ({"eos_token_id": [IM_END, EOS]}, {"eos_token_id": [EOS, IM_END]}),
+        # Without the file transformers takes them from config.json.
+        (None, {"bos_token_id": BOS, "eos_token_id": [EOS, IM_END], "pad_token_id": PAD}),
+    ],
+)
+def test_d12_generation_settings_of_any_base(
+    make_job: MakeJob, tmp_path: Path, settings: dict[str, Any] | None, expected: dict[str, Any]
+) -> None:
+    base = make_tiny_model(tmp_path / "base")
+    file = base / "generation_config.json"
+    file.unlink()
+    if settings is not None:
+        file.write_text(json.dumps(settings))
+    control = make_job(max_steps=1, model=base)
+    run.main(control.attempt(pb.ATTEMPT_KIND_PREPARE))
+    run.main(control.attempt(pb.ATTEMPT_KIND_TRAIN))
+    folder = control.store / control.checkpoints[0].prefix
+    assert json.loads((folder / "generation_config.json").read_text()) == expected
+
+
+def test_d09_d10_peft_loads_what_the_loop_published_and_has_its_loss(
+    done: FakeControlPlane, folder: Path, tiny_folder: Path
+) -> None:
+    """Loss of the validation rows, by transformers and PEFT from the text alone, against the job's last evaluation."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    before, after = (AutoModelForCausalLM.from_pretrained(tiny_folder, dtype=torch.float32) for _ in range(2))
+    losses = {}
+    for name, model in (("before", before), ("after", peft.PeftModel.from_pretrained(after, folder))):
+        scored: list[torch.Tensor] = []
+        for row in chat_rows(2):
+            user, answer = row["messages"]
+            ids = tokenizer.apply_chat_template([user, answer], return_tensors="pt", return_dict=False)[0]
+            prompt = tokenizer.apply_chat_template([user], add_generation_prompt=True, return_dict=False)
+            end = int((ids == IM_END).nonzero()[-1])
+            with torch.no_grad():
+                logits = model(ids[None]).logits[0, len(prompt) - 1 : end]
+            scored.append(torch.nn.functional.cross_entropy(logits, ids[len(prompt) : end + 1], reduction="none"))
+        losses[name] = float(torch.cat(scored).mean())
+    evaluations = [step.evaluation.loss for step in done.steps if step.HasField("evaluation")]
+    assert evaluations == pytest.approx([losses["before"], losses["after"]], rel=1e-5)
+    assert losses["after"] < 0.9 * losses["before"]
+
+
+def test_the_manifest_says_how_it_was_made(done: FakeControlPlane, folder: Path, tiny_folder: Path) -> None:
     content = manifest(done)
     assert json.loads((folder / "manifest.json").read_text()) == content
     assert done.prepared is not None
@@ -84,6 +134,9 @@ def test_the_manifest_says_how_it_was_made(done: FakeControlPlane, folder: Path)
     assert content["final"] is True
     assert content["spec"] == json.loads(done.spec.model_dump_json())
     assert content["adapted_modules"] == 2 * 7
+    weights = f"{sha256(tiny_folder / 'model.safetensors')}  model.safetensors\n"
+    base = hashlib.sha256(weights.encode()).hexdigest()
+    assert content["compute"] == {"base_sha256": base, "dtype": "float32", "device": "cpu", "threads": 1}
     assert content["data_digests"].keys() == {"train", "validation"}
     assert content["trained_tokens"] == done.prepared.total_trained_tokens
     assert content["evaluation"]["loss"] == done.steps[-1].evaluation.loss

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -16,7 +17,8 @@ import pytest
 
 from finery_gpu_workers import run
 from finery_protos.v1 import worker_pb2 as pb
-from finery_testing.control_plane import FakeControlPlane
+from finery_testing.control_plane import FakeControlPlane, Hook
+from finery_testing.tiny import make_tiny_model
 
 from .conftest import MakeJob, chat_rows
 
@@ -89,15 +91,18 @@ def test_resume_is_exact_after_a_death_between_upload_and_row(make_job: MakeJob,
     assert outcome(control) == uninterrupted
 
 
+def pause_at(control: FakeControlPlane, step: int) -> Hook:
+    def pause(name: str, request: Any) -> None:
+        if name == "CommitSteps" and request.steps[-1].step >= step:
+            control.intent = pb.INTENT_PAUSE
+
+    return pause
+
+
 def test_resume_is_exact_after_a_pause(make_job: MakeJob, uninterrupted: dict[str, Any]) -> None:
     control = make_job(validation=chat_rows(2), **HYPER)
     run.main(control.attempt(PREPARE))
-
-    def pause(name: str, request: Any) -> None:
-        if name == "CommitSteps" and request.steps[-1].step >= 4:
-            control.intent = pb.INTENT_PAUSE
-
-    control.hook = pause
+    control.hook = pause_at(control, 4)
     run.main(control.attempt(TRAIN))
     assert control.finished is not None
     assert control.finished.reason == "paused_by_customer"
@@ -130,6 +135,60 @@ def test_a_changed_resume_bundle_is_refused(make_job: MakeJob, file: str) -> Non
     assert control.finished is not None
     assert control.finished.reason == "platform_fault"
     assert not control.steps
+
+
+def interrupted(control: FakeControlPlane) -> None:
+    """A first training attempt that dies behind its first checkpoint."""
+    run.main(control.attempt(PREPARE))
+    control.hook = lambda name, request: (
+        grpc.StatusCode.ABORTED if name == "CommitSteps" and request.steps[-1].step >= 5 else None
+    )
+    run.main(control.attempt(TRAIN))
+    assert control.finished is None
+    assert [c.step for c in control.checkpoints] == [3]
+    control.hook = lambda _name, _request: None
+
+
+@pytest.mark.parametrize("switch", ["to float32", "to bf16"])
+def test_a_run_goes_on_in_the_dtype_it_began_with_on_any_processor(
+    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, switch: str
+) -> None:
+    """The processors of a pool differ: some multiply bf16 fast, some do not."""
+    bf16 = make_tiny_model(tmp_path / "bf16", dtype="bfloat16")
+    first, second = switch == "to float32", switch != "to float32"
+    monkeypatch.setattr("finery_gpu_workers.models.load._multiplies_bf16_fast", lambda _: first)
+    straight, control = (make_job(validation=chat_rows(2), model=bf16, **HYPER) for _ in range(2))
+    train_until_it_holds(straight)
+    interrupted(control)
+    monkeypatch.setattr("finery_gpu_workers.models.load._multiplies_bf16_fast", lambda _: second)
+    run.main(control.attempt(TRAIN))
+    assert outcome(control) == outcome(straight)
+    compute = json.loads(control.checkpoints[-1].manifest_json)["compute"]
+    assert (compute["dtype"], compute["device"]) == ("bfloat16" if first else "float32", "cpu")
+
+
+def test_a_run_does_not_go_on_with_other_base_weights(make_job: MakeJob, tmp_path: Path) -> None:
+    """As when a hub's `main` moves on between two attempts on two machines."""
+    base = make_tiny_model(tmp_path / "base")
+    control = make_job(model=base, **HYPER)
+    interrupted(control)
+    make_tiny_model(base, seed=1)
+    run.main(control.attempt(TRAIN))
+    assert control.finished is not None
+    assert control.finished.reason == "platform_fault"
+    assert [step.step for step in control.steps if step.step > 4] == []
+
+
+def test_the_last_evaluation_is_in_the_manifest_after_a_resume_too(make_job: MakeJob) -> None:
+    hyper = {**HYPER, "checkpoint_every": 3, "eval_every": 1000}
+    control = make_job(validation=chat_rows(2), **hyper)
+    interrupted(control)
+    control.hook = pause_at(control, 4)
+    run.main(control.attempt(TRAIN))
+    second = json.loads(control.checkpoints[-1].manifest_json)
+    assert 3 < second["step"] < second["total_steps"]
+    assert second["evaluation"] == json.loads(control.checkpoints[0].manifest_json)["evaluation"]
+    assert second["evaluation"]["step"] == 0
 
 
 def test_resume_is_exact_after_kill_9(make_job: MakeJob, uninterrupted: dict[str, Any], tmp_path: Path) -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +15,24 @@ import pytest
 import torch
 
 from finery_gpu_workers import run
+from finery_gpu_workers.checkpoints import Cursor
 from finery_gpu_workers.errors import WorkerError
 from finery_gpu_workers.methods import sft
 from finery_gpu_workers.run import Settings
+from finery_gpu_workers.scratch import scratch_folder
 from finery_protos.v1 import worker_pb2 as pb
 
 from .conftest import MakeJob
 
 PREPARE, TRAIN = pb.ATTEMPT_KIND_PREPARE, pb.ATTEMPT_KIND_TRAIN
 SECRET = f"/root/secret-{'x' * 8}"
+
+
+def cpu_allocation_failure() -> Exception:
+    """As torch raises it."""
+    with pytest.raises(RuntimeError) as error:
+        torch.empty(2**55)
+    return error.value
 
 
 @pytest.mark.parametrize(
@@ -30,6 +43,7 @@ SECRET = f"/root/secret-{'x' * 8}"
         (WorkerError("invalid_chat_template", "it loops"), "invalid_data", "invalid_chat_template"),
         (MemoryError(SECRET), "out_of_memory", "out_of_memory"),
         (torch.OutOfMemoryError(SECRET), "out_of_memory", "out_of_memory"),
+        (cpu_allocation_failure(), "out_of_memory", "out_of_memory"),
     ],
 )
 def test_exceptions_become_reasons_and_the_customer_sees_no_internals(
@@ -49,6 +63,26 @@ def test_exceptions_become_reasons_and_the_customer_sees_no_internals(
     assert SECRET not in control.finished.error.model_dump_json()
     if reason == "platform_fault":
         assert "att_2" in control.finished.error.message
+
+
+def test_a_checkpoint_on_its_way_still_counts_when_the_loop_fails(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control = make_job(epochs=3, checkpoint_every=2)
+    run.main(control.attempt(PREPARE))
+    control.hook = lambda name, _request: time.sleep(0.5) if name == "PublishCheckpoint" else None
+    update = sft.Run.update
+
+    def fail(self: sft.Run, step: int, before: Cursor) -> sft.Result:
+        if step == 3:
+            raise RuntimeError("in the step behind the checkpoint")
+        return update(self, step, before)
+
+    monkeypatch.setattr(sft.Run, "update", fail)
+    run.main(control.attempt(TRAIN))
+    assert control.finished is not None
+    assert control.finished.reason == "platform_fault"
+    assert [c.step for c in control.checkpoints] == [2]
 
 
 def test_a_fault_is_in_the_log_with_its_traceback_and_no_token(
@@ -117,4 +151,31 @@ def test_nothing_is_left_on_the_workers_disk(
     run.main(control.attempt(TRAIN))
     assert control.finished is not None
     assert control.finished.reason == "completed"
-    assert not list(scratch.iterdir())
+    (root,) = scratch.iterdir()
+    assert not list(root.iterdir())
+
+
+def test_what_a_killed_worker_left_on_the_disk_is_removed_by_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    hold = (
+        "import sys, time; from finery_gpu_workers.scratch import scratch_folder\n"
+        "with scratch_folder() as f: (f / 'x').touch(); print(f, flush=True); time.sleep(60)"
+    )
+    command, environment = [sys.executable, "-c", hold], os.environ | {"TMPDIR": str(tmp_path)}
+    killed, alive = (subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2))
+    try:
+        folders = [Path(process.stdout.readline().strip()) for process in (killed, alive) if process.stdout]
+        killed.kill()
+        killed.wait()
+        assert all((folder / "x").exists() for folder in folders)
+        with scratch_folder() as mine:
+            assert set(mine.parent.iterdir()) == {mine, folders[1]}
+            assert mine.parent.stat().st_mode & 0o777 == 0o700
+            assert (folders[1] / "x").exists()
+        assert not mine.exists()
+    finally:
+        for process in (killed, alive):
+            process.kill()
+            process.communicate()

@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 
 from finery_gpu_workers import storage
 from finery_gpu_workers.data.chat import template_source
+from finery_gpu_workers.errors import WorkerError
 from finery_gpu_workers.learner import Learner
 from finery_gpu_workers.storage import DigestError
 from finery_gpu_workers.work import Work
@@ -65,12 +66,37 @@ class Staged:
     """Token ids that end a turn."""
     state: dict[str, torch.Tensor]
     generators: dict[str, torch.Tensor]
+    latest: dict[str, Any]
+    """Of the manifest: the metrics and the evaluation that a resumed run still has to know."""
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """The index of a resume bundle."""
+
+    cursor: Cursor
+    latest: dict[str, Any]
+    compute: dict[str, Any]
+    """As in the manifest."""
+    files: list[dict[str, Any]]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        dtype: torch.dtype = getattr(torch, self.compute["dtype"])
+        return dtype
 
 
 def stage(
-    work: Work, learner: Learner, cursor: Cursor, *, final: bool, facts: dict[str, Any], stop: list[int]
+    work: Work,
+    learner: Learner,
+    cursor: Cursor,
+    *,
+    final: bool,
+    facts: dict[str, Any],
+    latest: dict[str, Any],
+    stop: list[int],
 ) -> Staged:
-    """In the loop, so it is short. `facts` go into the manifest."""
+    """In the loop, so it is short. `facts` and `latest` go into the manifest."""
     folder = work.folder / f"step-{cursor.step:08d}"
     customer = folder / "checkpoint"
     customer.mkdir(parents=True)
@@ -89,8 +115,19 @@ def stage(
         "code_version": work.code_version,
         "versions": {"torch": torch.__version__, "python": platform.python_version()},
         **facts,
+        **latest,
     }
-    return Staged(folder, cursor, final, manifest, stop, learner.state(), _generators())
+    return Staged(folder, cursor, final, manifest, stop, learner.state(), _generators(), dict(latest))
+
+
+def compute_of(work: Work, learner: Learner, base_sha256: str) -> dict[str, Any]:
+    """On what the numbers depend besides data, seed and hyper-parameters."""
+    return {
+        "base_sha256": base_sha256,
+        "dtype": str(learner.dtype).removeprefix("torch."),
+        "device": work.device,
+        "threads": torch.get_num_threads(),
+    }
 
 
 def publish(work: Work, staged: Staged) -> None:
@@ -122,23 +159,37 @@ def _upload_resume(work: Work, staged: Staged, prefix: str) -> str:
     save_file(staged.state, folder / "learner.safetensors")
     save_file(staged.generators, folder / "generators.safetensors")
     files = [asdict(file) for file in storage.upload_all(work.store, folder, prefix)]
-    index = json.dumps({"version": 1, "cursor": asdict(staged.cursor), "files": files})
-    return storage.upload_text(work.store, index, prefix, _INDEX).sha256
+    index = {
+        "version": 1,
+        "cursor": asdict(staged.cursor),
+        "latest": staged.latest,
+        "compute": staged.manifest["compute"],
+        "files": files,
+    }
+    return storage.upload_text(work.store, json.dumps(index), prefix, _INDEX).sha256
 
 
-def resume(work: Work, learner: Learner) -> Cursor:
-    """Puts learner and generators where the assignment's resume bundle was written. Raises DigestError."""
-    bundle = work.assignment.resume
-    raw = storage.read(work.store, bundle.prefix + _INDEX)
-    if hashlib.sha256(raw).hexdigest() != bundle.sha256:
+def resume_bundle(work: Work, base_sha256: str) -> Bundle | None:
+    """Where the assignment goes on from. Raises DigestError, WorkerError `model_changed`."""
+    if not work.assignment.HasField("resume"):
+        return None
+    raw = storage.read(work.store, work.assignment.resume.prefix + _INDEX)
+    if hashlib.sha256(raw).hexdigest() != work.assignment.resume.sha256:
         raise DigestError("the index of the resume bundle is not the one that was published")
     index = json.loads(raw)
-    folder = work.folder / "resume"
-    storage.download_all(work.store, bundle.prefix, [(f["path"], f["sha256"]) for f in index["files"]], folder)
+    if (expected := index["compute"]["base_sha256"]) != base_sha256:
+        message = f"base weights: expected {expected}, on which the run began, found {base_sha256}"
+        raise WorkerError("model_changed", message)
+    return Bundle(Cursor(**index["cursor"]), index["latest"], index["compute"], index["files"])
+
+
+def resume(work: Work, bundle: Bundle, learner: Learner) -> None:
+    """Puts learner and generators where the bundle was written. Raises DigestError."""
+    prefix, folder = work.assignment.resume.prefix, work.folder / "resume"
+    storage.download_all(work.store, prefix, [(f["path"], f["sha256"]) for f in bundle.files], folder)
     learner.load_state(load_file(folder / "learner.safetensors"))
     _set_generators(load_file(folder / "generators.safetensors"))
     shutil.rmtree(folder)
-    return Cursor(**index["cursor"])
 
 
 def start_from(work: Work, learner: Learner) -> None:
@@ -163,11 +214,21 @@ def _copy_of_base(base: Path, folder: Path, stop: list[int]) -> None:
         if (base / name).exists():
             shutil.copyfile(base / name, folder / name)
     (folder / "chat_template.jinja").write_bytes(template_source(base).encode())
+    generation = _generation(base)
+    ends = generation.get("eos_token_id")
+    known = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    generation["eos_token_id"] = sorted({*known, *stop})
+    (folder / "generation_config.json").write_text(json.dumps(generation, indent=1))
+
+
+def _generation(base: Path) -> dict[str, Any]:
+    """The base's settings; where it has none, what transformers would take from its config."""
     settings = base / "generation_config.json"
-    generation = json.loads(settings.read_text()) if settings.exists() else {}
-    ends = generation.get("eos_token_id", [])
-    generation["eos_token_id"] = sorted({*(ends if isinstance(ends, list) else [ends]), *stop})
-    (folder / settings.name).write_text(json.dumps(generation, indent=1))
+    if settings.exists():
+        found: dict[str, Any] = json.loads(settings.read_text())
+        return found
+    config = json.loads((base / "config.json").read_text())
+    return {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in config}
 
 
 def _generators() -> dict[str, torch.Tensor]:

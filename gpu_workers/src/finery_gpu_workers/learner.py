@@ -51,11 +51,23 @@ class Learner:
 
     @classmethod
     def create(
-        cls, folder: Path, adapter: LoraAdapter, hyper: SftHyperparameters, *, seed: int, device: str
+        cls,
+        folder: Path,
+        adapter: LoraAdapter,
+        hyper: SftHyperparameters,
+        *,
+        seed: int,
+        device: str,
+        dtype: torch.dtype | None = None,
     ) -> Learner:
-        """Loads the base model of `folder` in the type that suits weights and device, with a fresh adapter."""
-        decoder = load_decoder(folder, device=device, dtype=compute_dtype(stored_dtype(folder), device))
+        """Loads the base model of `folder`, with a fresh adapter. `dtype`: None takes what suits weights and device."""
+        decoder = load_decoder(folder, device=device, dtype=dtype or compute_dtype(stored_dtype(folder), device))
         return cls(decoder, attach(decoder, adapter, seed), hyper)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the base's weights and of the computation; the adapter's own weights are always float32."""
+        return self._decoder.dtype
 
     def forward_backward(self, batch: PackedBatch, denominator: int) -> LossSum:
         """Adds the gradient of (weighted loss sum / denominator) to what is there."""

@@ -4,9 +4,33 @@ from __future__ import annotations
 
 import resource
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
 import torch
+
+
+@dataclass
+class Clock:
+    """How long a step took, and how much of that was inside the learner."""
+
+    started: float = 0.0
+    learner: float = 0.0
+
+    def restart(self) -> tuple[float, float]:
+        """(step seconds, learner seconds) since the last restart."""
+        now = time.monotonic()
+        spans = now - self.started, self.learner
+        self.started, self.learner = now, 0.0
+        return spans
+
+    @contextmanager
+    def in_learner(self) -> Iterator[None]:
+        start = time.monotonic()
+        yield
+        self.learner += time.monotonic() - start
 
 
 @dataclass(frozen=True)

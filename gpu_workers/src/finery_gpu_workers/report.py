@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NoReturn, TypeVar
 
 import grpc
@@ -207,6 +208,15 @@ class Outbox:
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
         self._thread.start()
+
+    def __enter__(self) -> Outbox:
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        """When the loop fails, what it had handed over still goes out, so that a checkpoint on its way counts."""
+        if isinstance(error, Exception) and error is not self._error:
+            with suppress(Exception):
+                self.drain()
 
     def commit(self, step: pb.Step) -> None:
         self._add(step)

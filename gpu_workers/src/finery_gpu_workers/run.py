@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -28,6 +27,7 @@ from finery_gpu_workers.methods.prepare import prepare
 from finery_gpu_workers.methods.sft import train
 from finery_gpu_workers.models.catalog import resolve
 from finery_gpu_workers.report import CallError, ControlPlane, FencedError
+from finery_gpu_workers.scratch import scratch_folder
 from finery_gpu_workers.work import Ending, Work
 from finery_protos.v1 import worker_pb2 as pb
 
@@ -82,9 +82,9 @@ def attempt(settings: Settings, control: ControlPlane) -> None:
     code_version = version("finery-gpu-workers")
     assignment = control.begin(code_version)
     _log.info("attempt %s of job %s begins", settings.attempt_id, assignment.job_id)
-    with tempfile.TemporaryDirectory(prefix="finery-worker-") as folder:
+    with scratch_folder() as folder:
         try:
-            ending = _work(settings, control, assignment, Path(folder), code_version)
+            ending = _work(settings, control, assignment, folder, code_version)
         except FencedError:
             raise
         except Exception as error:
@@ -123,11 +123,16 @@ def ending_of(error: Exception, attempt_id: str) -> Ending:
             message=error.message, type="invalid_request_error", code=error.code, param=error.param or "model"
         )
         return Ending(JobReason.INVALID_DATA, detail)
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+    if _out_of_memory(error):
         message = "The worker ran out of memory; lower hyperparameters.micro_batch_tokens or max_length."
         return Ending(JobReason.OUT_OF_MEMORY, _detail(message, "out_of_memory", "invalid_request_error"))
     message = f"A fault on our side ended the attempt. Our log has the details under {attempt_id}."
     return Ending(JobReason.PLATFORM_FAULT, _detail(message, "platform_fault", "server_error"))
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """On a CPU torch has no type of its own for it."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "DefaultCPUAllocator" in str(error)
 
 
 def _detail(message: str, code: str, type_: str) -> ErrorDetail:

@@ -10,7 +10,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from datetime import datetime
-from os.path import commonprefix
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -273,8 +273,9 @@ def _ending(template: Template, messages: Messages, n: int, until: str) -> str:
         if until.endswith((content + ending, content.strip() + ending)):
             return ending
     other = messages[n] | {"content": "y" if content.rstrip().endswith("x") else "x"}
-    backwards = until[::-1], template.render([*messages[:n], other])[::-1]
-    ending = commonprefix(backwards)[::-1]
+    pairs = zip(reversed(until), reversed(template.render([*messages[:n], other])), strict=False)
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    ending = until[len(until) - same :]
     template.endings.append(ending)
     template.endings.sort(key=len, reverse=True)
     return ending

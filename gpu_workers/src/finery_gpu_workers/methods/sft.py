@@ -1,6 +1,6 @@
 """Supervised fine-tuning.
 
-The loop, top to bottom (`train`):
+The loop, top to bottom (`train`, `_steps`):
 
     data, plan          prepared rows; which rows each update holds (data/packing.py)
     learner, cursor     fresh, or from a checkpoint, or exactly where the last attempt's checkpoint was
@@ -16,10 +16,8 @@ The loop, top to bottom (`train`):
 
 from __future__ import annotations
 
+import logging
 import math
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -33,16 +31,19 @@ from finery.types.reasons import JobReason
 from finery.types.usage import Sku
 from finery_gpu_workers import checkpoints
 from finery_gpu_workers.batch import PackedBatch
-from finery_gpu_workers.checkpoints import Cursor, Staged
+from finery_gpu_workers.checkpoints import Bundle, Cursor, Staged
 from finery_gpu_workers.data.packing import Ints, Plan, micro_batches
 from finery_gpu_workers.data.prepared import Prepared, PreparedSet
 from finery_gpu_workers.learner import Learner, LossSum
 from finery_gpu_workers.methods.prepare import load_prepared
-from finery_gpu_workers.metrics import StepMetrics, memory_bytes
+from finery_gpu_workers.metrics import Clock, StepMetrics, memory_bytes
+from finery_gpu_workers.models.catalog import weights_sha256
 from finery_gpu_workers.report import Outbox
 from finery_gpu_workers.schedules import learning_rate
 from finery_gpu_workers.work import Ending, Work, stopped_by_customer
 from finery_protos.v1 import worker_pb2 as pb
+
+_log = logging.getLogger(__name__)
 
 _MICRO_BATCH_TOKENS = {"cpu": 2048, "cuda": 16384}
 
@@ -52,15 +53,23 @@ def train(work: Work) -> Ending:
     hyper, seed = work.spec.hyperparameters, work.spec.seed
     data = load_prepared(work)
     plan = Plan(data.train.lengths, hyper, seed)
-    learner = Learner.create(work.model_folder, work.spec.adapter, hyper, seed=seed, device=work.device)
-    run = Run(work, data, plan, learner)
-    cursor = _start(work, learner, plan)
-    stored = cursor.step
-    outbox = Outbox(work.control)
-    if cursor.step == 0 and data.validation:
+    base = weights_sha256(work.model_folder)
+    bundle = checkpoints.resume_bundle(work, base)
+    dtype = bundle.dtype if bundle else None  # also on a machine that would choose another one
+    learner = Learner.create(work.model_folder, work.spec.adapter, hyper, seed=seed, device=work.device, dtype=dtype)
+    run = Run(work, data, plan, learner, checkpoints.compute_of(work, learner, base))
+    cursor = _start(run, bundle)
+    with Outbox(work.control) as outbox:
+        return _steps(run, cursor, outbox)
+
+
+def _steps(run: Run, cursor: Cursor, outbox: Outbox) -> Ending:
+    """From the step behind the cursor to the last."""
+    work, total_steps, stored = run.work, run.plan.total_steps, cursor.step
+    if cursor.step == 0 and run.data.validation:
         outbox.commit(_message(0, evaluation=run.evaluate(0)))
     run.clock.restart()
-    for step in range(cursor.step + 1, plan.total_steps + 1):
+    for step in range(cursor.step + 1, total_steps + 1):
         if (intent := outbox.wait_for_grant(step)) is not Intent.RUN:
             if cursor.step > stored:
                 outbox.then(partial(checkpoints.publish, work, run.stage(cursor)))
@@ -80,27 +89,6 @@ def train(work: Work) -> Ending:
     outbox.drain()
     run.check_counts(cursor)
     return Ending(JobReason.COMPLETED)
-
-
-@dataclass
-class Clock:
-    """How long a step took, and how much of that was inside the learner."""
-
-    started: float = 0.0
-    learner: float = 0.0
-
-    def restart(self) -> tuple[float, float]:
-        """(step seconds, learner seconds) since the last restart."""
-        now = time.monotonic()
-        spans = now - self.started, self.learner
-        self.started, self.learner = now, 0.0
-        return spans
-
-    @contextmanager
-    def in_learner(self) -> Iterator[None]:
-        start = time.monotonic()
-        yield
-        self.learner += time.monotonic() - start
 
 
 @dataclass(frozen=True)
@@ -124,9 +112,11 @@ class Run:
     data: Prepared
     plan: Plan
     learner: Learner
+    compute: dict[str, Any]
+    """On what the numbers depend besides data, seed, hyper-parameters."""
     clock: Clock = field(default_factory=Clock)
     facts: dict[str, Any] = field(default_factory=dict)
-    """Latest metrics and evaluation, for the manifest of a checkpoint."""
+    """Latest metrics and evaluation, for the manifest of a checkpoint; kept when a run resumes."""
     steps: int = 0
     """Of this attempt."""
     greatest_gradient: float = 0.0
@@ -198,10 +188,17 @@ class Run:
             "data_digests": {name: entry["digest"] for name, entry in index["sets"].items()},
             "template_sha256": index["template_sha256"],
             "tokenizer_sha256": index["tokenizer_sha256"],
-            **self.facts,
+            "compute": self.compute,
         }
-        final = cursor.step == self.plan.total_steps
-        return checkpoints.stage(self.work, self.learner, cursor, final=final, facts=facts, stop=index["end_of_turn"])
+        return checkpoints.stage(
+            self.work,
+            self.learner,
+            cursor,
+            final=cursor.step == self.plan.total_steps,
+            facts=facts,
+            latest=self.facts,
+            stop=index["end_of_turn"],
+        )
 
     def metrics(self, step: int, result: Result) -> dict[str, float]:
         """Of the step that ends here; the next one starts."""
@@ -251,17 +248,21 @@ def packed_batch(rows: PreparedSet, chosen: Ints) -> PackedBatch:
     )
 
 
-def _start(work: Work, learner: Learner, plan: Plan) -> Cursor:
+def _start(run: Run, bundle: Bundle | None) -> Cursor:
     """Where the run goes on from; the learner is put there."""
-    if work.assignment.HasField("resume"):
-        cursor = checkpoints.resume(work, learner)
-        update = plan.update(cursor.step)
+    work = run.work
+    if bundle:
+        checkpoints.resume(work, bundle, run.learner)
+        cursor, update = bundle.cursor, run.plan.update(bundle.cursor.step)
         expected = work.assignment.resume.step, update.epoch, update.position + len(update.rows)
         if (cursor.step, cursor.epoch, cursor.position) != expected:
             raise RuntimeError(f"resume: expected step, epoch, position {expected}, found {asdict(cursor)}")
+        run.facts |= bundle.latest
+        if run.compute != bundle.compute:
+            _log.warning("goes on with %s after %s: not the same bit for bit", run.compute, bundle.compute)
         return cursor
     if work.assignment.start_prefix:
-        checkpoints.start_from(work, learner)
+        checkpoints.start_from(work, run.learner)
     return Cursor()
 
 

