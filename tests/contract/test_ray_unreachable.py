@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import socket
+import sys
 import tempfile
 import time
 import uuid
@@ -48,3 +50,28 @@ async def test_a_lost_gcs_is_unreachable_not_dead_and_the_next_head_is_joined(tm
         await pool.close()
         stop_head(again)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+async def test_a_driver_that_cannot_be_understood_is_replaced(tmp_path: Path) -> None:
+    """The first driver answers its first request with garbage, the second one properly."""
+    driver = tmp_path / "driver"
+    driver.write_text(
+        f"#!{sys.executable}\n"
+        "import json, pathlib, sys\n"
+        f"first = pathlib.Path({str(tmp_path / 'first')!r})\n"
+        "reply = '{\"id\": 1, \"result\": {}}' if first.exists() else 'Segmentation fault'\n"
+        "first.touch()\n"
+        "print(json.dumps({'id': 0, 'result': 'ready'}), flush=True)\n"
+        "sys.stdin.readline()\n"
+        "print(reply, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    driver.chmod(0o755)
+    with socket.socket() as head:
+        head.bind(("127.0.0.1", 0))
+        head.listen()
+        pool = RayBackend(f"127.0.0.1:{head.getsockname()[1]}", "token", python=str(driver), request_timeout=5)
+        with pytest.raises(PoolUnreachableError, match="the Ray driver died"):
+            await pool.workers()
+        assert await pool.workers() == {}
+        await pool.close()

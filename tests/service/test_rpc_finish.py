@@ -117,7 +117,8 @@ async def test_finish_refuses_reasons_that_are_not_a_workers_to_give(worker: Wor
     await worker.begin()
     for reason in ("", "too_many_faults", "waiting_behind", "worker_lost", "done"):
         await refused(worker.finish(reason), Code.INVALID_ARGUMENT, "reason: expected one of")
-    await refused(worker.finish("cancelled_by_customer"), Code.FAILED_PRECONDITION, "nobody cancelled")
+    for reason in ("cancelled_by_customer", "paused_by_customer"):
+        await refused(worker.finish(reason), Code.FAILED_PRECONDITION, "nobody asked for it")
     await refused(worker.finish("platform_fault", "[1]"), Code.INVALID_ARGUMENT, "JSON object")
     await refused(worker.finish("platform_fault", '{"message": 1}'), Code.INVALID_ARGUMENT, "ErrorDetail")
 

@@ -192,11 +192,17 @@ class _Driver:
 
     async def _read(self) -> None:
         assert self._process.stdout is not None
-        while line := await self._process.stdout.readline():
-            reply = json.loads(line)
-            waiting = self._waiting.get(reply["id"])
-            if waiting is not None and not waiting.done():
-                waiting.set_result(reply)
+        try:
+            while line := await self._process.stdout.readline():
+                reply = json.loads(line)
+                waiting = self._waiting.get(reply["id"])
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(reply)
+        except Exception:
+            # Not one of our replies, or too long for one: nothing after it can be trusted.
+            log.exception("the Ray driver %d cannot be understood", self._process.pid)
+            with suppress(ProcessLookupError):
+                self._process.kill()
         code = await self._process.wait()
         for waiting in self._waiting.values():
             if not waiting.done():

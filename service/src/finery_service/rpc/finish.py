@@ -29,6 +29,10 @@ _COUNTS = _POSITIVE + _NOT_NEGATIVE
 _MAY_REPORT = frozenset(
     reason for reason, rule in RULES.items() if rule.final is not None and reason is not JobReason.TOO_MANY_FAULTS
 ) | {JobReason.PLATFORM_FAULT}
+_NEEDS_INTENT = {
+    JobReason.CANCELLED_BY_CUSTOMER: Intent.CANCEL,
+    JobReason.PAUSED_BY_CUSTOMER: Intent.PAUSE,
+}
 
 _log = structlog.get_logger(__name__)
 
@@ -78,8 +82,8 @@ async def finish(call: Call, request: pb.FinishRequest) -> pb.FinishResponse:
     fence.must_run(job, attempt)
     if reason is JobReason.COMPLETED:
         await _prove_completion(call, job, attempt)
-    if reason is JobReason.CANCELLED_BY_CUSTOMER and job.intent != Intent.CANCEL:
-        checks.not_now(f"reason: nobody cancelled job {job.id} (intent {job.intent})")
+    if reason in _NEEDS_INTENT and job.intent != _NEEDS_INTENT[reason]:
+        checks.not_now(f"reason: nobody asked for it: the intent of job {job.id} is {job.intent}")
     if reason is JobReason.PLATFORM_FAULT:
         _log.warning("attempt_fault", job=job.id, attempt=attempt.id, error=error.message if error else None)
     await _end(call, job, attempt, reason, error)
