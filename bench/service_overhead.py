@@ -21,7 +21,7 @@ from finery_testing.stack import Stack
 
 LIMIT = 0.03
 RUNS = 3
-STEPS = 12
+STEPS = 10
 SAMPLE = Path(__file__).resolve().parent.parent / "examples/chat_sample.jsonl"
 HYPERPARAMETERS = {"max_steps": STEPS, "batch_tokens": 1024, "max_length": 512, "checkpoint_every": 5}
 

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import data
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from finery import Finery
@@ -34,9 +35,9 @@ from finery_testing.stack import Stack
 HERE = Path(__file__).resolve().parent
 MODEL = "smollm2-135m-instruct"
 QUESTION = "Hey! How's your day going?"
-TRAIN_ROWS, HELD_OUT_ROWS = 1500, 64
+TRAIN_ROWS, HELD_OUT_ROWS = 400, 32
 PATIENCE = 1800  # seconds for the whole job
-HYPERPARAMETERS = {"batch_tokens": 2048, "max_length": 512, "learning_rate": 1e-3, "checkpoint_every": 20}
+HYPERPARAMETERS = {"batch_tokens": 512, "max_length": 512, "learning_rate": 1e-3, "checkpoint_every": 20}
 
 console = Console()
 
@@ -71,14 +72,14 @@ def main() -> int:
         wrong = report(client, job, events, out)
     seconds = time.monotonic() - began
     for line in wrong:
-        console.print(f"[bold red]Wrong:[/] {line}")
+        console.print(f"[bold red]Wrong:[/] {line}", soft_wrap=True)
     if not wrong:
         say("Done", f"everything adds up; shut down cleanly after {seconds:.0f} s; see {out}")
     return 1 if wrong else 0
 
 
 def say(what: str, more: str) -> None:
-    console.print(f"[bold green]{what:>13}[/] {more}", highlight=False)
+    console.print(f"[bold green]{what:>13}[/] {escape(more)}", highlight=False, soft_wrap=True)
 
 
 def home(out: Path) -> Path:
