@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -168,7 +169,22 @@ async def test_errors_of_the_framework_have_our_body(
 
 
 async def test_method_not_allowed_names_all_that_are(api: Api) -> None:
-    assert (await api.client.delete("/v1/jobs")).headers["allow"] == "GET, POST"
+    assert (await api.client.delete("/v1/jobs")).headers["allow"] == "GET, HEAD, POST"
+
+
+async def test_head_answers_as_get_without_the_body(api: Api) -> None:
+    door = await api.tenant()
+    job = await factories.job(api.system_engine, door.tenant, now=api.clock(), state="running")
+    for path in ("/livez", "/v1/jobs", f"/v1/jobs/{job.id}", "/v1/jobs/job_unknown", "/v1/nothing"):
+        get, head = await door.get(path), await door.client.head(path)
+        assert (head.status_code, head.content) == (get.status_code, b""), path
+        assert head.headers["content-length"] == get.headers["content-length"], path
+    async with asyncio.timeout(10):  # a stream would not end
+        head = await door.client.head(f"/v1/jobs/{job.id}/events", headers={"accept": "text/event-stream"})
+    assert head.status_code == 200
+    assert (await api.client.head("/v1/jobs")).status_code == 401
+    wrong = await door.client.head(f"/v1/jobs/{job.id}/cancel")
+    assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
 
 
 async def test_request_id_is_on_every_answer_and_a_sane_one_is_kept(api: Api) -> None:

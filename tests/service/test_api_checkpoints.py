@@ -51,6 +51,17 @@ async def test_checkpoints_are_listed_oldest_first_with_their_manifest(api: Api)
     assert one["manifest"] == {"seed": 7}
 
 
+async def test_head_of_a_file_tells_its_size_and_digest_and_reads_nothing(api: Api) -> None:
+    door = await api.tenant()
+    path = f"/v1/checkpoints/{await published(api, door, 1, {'a.bin': WEIGHTS})}/files/a.bin"
+    head = await door.client.head(path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-length"] == str(len(WEIGHTS))
+    assert head.headers["etag"] == f'"{hashlib.sha256(WEIGHTS).hexdigest()}"'
+    head = await door.client.head(path, headers={"range": "bytes=10-19"})
+    assert (head.status_code, head.headers["content-length"]) == (206, "10")
+
+
 @pytest.mark.parametrize(
     ("asked", "start", "end"),
     [

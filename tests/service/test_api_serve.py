@@ -86,6 +86,18 @@ async def test_h14_megabyte_of_key_gets_a_clean_401(port: int) -> None:
     assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
 
 
+async def test_head_and_get_share_a_connection(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        connection.sendall(
+            b"HEAD /livez HTTP/1.1\r\nhost: x\r\n\r\nGET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+        )
+        text = b""
+        while chunk := await asyncio.to_thread(connection.recv, 65536):
+            text += chunk
+    assert text.count(b"HTTP/1.1 200 OK") == 2
+    assert text.count(b'"status":"ok"') == 1
+
+
 async def test_upload_that_breaks_off_leaves_nothing(
     server: tuple[str, asyncio.subprocess.Process],
     port: int,

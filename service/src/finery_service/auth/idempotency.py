@@ -12,6 +12,7 @@ import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TypeVar
 
 from fastapi import Request, Response
 from sqlmodel.ext.asyncio.session import AsyncSession
@@ -22,6 +23,8 @@ from finery_service.auth.tables import IdempotencyRow
 from finery_service.errors import ServiceError
 from finery_service.http.answers import answer
 from finery_service.http.strict_json import canonical_sha256
+
+R = TypeVar("R", bound=Resource)
 
 OPERATOR_SCOPE = "operator"
 HEADER = "idempotency-key"
@@ -83,10 +86,10 @@ async def replay(session: AsyncSession, once: Once) -> Response | None:
 async def do_once(
     session: AsyncSession,
     once: Once,
-    create: Callable[[], Awaitable[Resource]],
+    create: Callable[[], Awaitable[R]],
     now: datetime,
     *,
-    remember: Callable[[Resource], Resource] = lambda resource: resource,
+    remember: Callable[[R], R] = lambda resource: resource,
 ) -> Response:
     """201 with what `create` made, or the answer of before. `remember` takes out what must not be stored."""
     before = await replay(session, once)

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
@@ -42,7 +42,7 @@ def install_handlers(app: FastAPI, routers: Sequence[APIRouter]) -> None:
     app.add_exception_handler(ServiceError, _service_error)
     app.add_exception_handler(HTTPException, _http_error(routers))
     app.add_exception_handler(RequestValidationError, _parameter_error)
-    for kind in (OperationalError, InterfaceError, PoolTimeoutError):
+    for kind in (OperationalError, InterfaceError, InternalError, PoolTimeoutError):
         app.add_exception_handler(kind, _database_error)
 
 
@@ -71,7 +71,8 @@ def _methods(routers: Sequence[APIRouter], request: Request) -> list[str]:
     """All methods of the path: the framework names those of its first route only."""
     routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
     matching = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
-    return sorted({method for route in matching for method in route.methods})
+    methods = {method for route in matching for method in route.methods or ()}
+    return sorted(methods | {"HEAD"} if "GET" in methods else methods)  # the edge answers HEAD wherever there is a GET
 
 
 async def _parameter_error(_request: Request, error: Exception) -> Response:

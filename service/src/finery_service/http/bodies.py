@@ -158,4 +158,6 @@ def found(value: Any) -> str:
     if isinstance(value, str):
         is_word = len(value) <= 16 and value.replace("-", "").replace(".", "").isalnum()
         return f"{value!r}" if is_word else f"a text of {len(value)} characters"
-    return {list: "a list", dict: "an object"}.get(type(value), "something else")
+    if isinstance(value, (list, dict)):
+        return "a list" if isinstance(value, list) else "an object"
+    return "something else"

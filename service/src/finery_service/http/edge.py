@@ -32,10 +32,15 @@ class Edge:
             await self._app(scope, receive, send)
             return
         request_id = self._request_id(scope)
+        is_head = scope["method"] == "HEAD"
+        inner = _as_get(scope) if is_head else scope
         status = _CLIENT_GONE
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
+            if is_head and message["type"] == "http.response.body":
+                await send({"type": "http.response.body"})
+                raise ClientDisconnect  # whatever would follow: nobody reads it
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message.get("headers", []), (b"x-request-id", request_id.encode())]
@@ -44,7 +49,7 @@ class Edge:
         start = time.perf_counter()
         with structlog.contextvars.bound_contextvars(request_id=request_id):
             try:
-                await self._app(scope, receive, send_with_id)
+                await self._app(inner, receive, send_with_id)
             except ClientDisconnect:
                 pass
             except Exception:
@@ -54,7 +59,7 @@ class Edge:
                     raise  # the answer has begun: the server must cut the connection
                 await error_response(internal_error())(scope, receive, send_with_id)
             finally:
-                self._record(scope, status, time.perf_counter() - start)
+                self._record(scope["method"], inner, status, time.perf_counter() - start)
 
     def _request_id(self, scope: Scope) -> str:
         given = [value for name, value in scope["headers"] if name == b"x-request-id"]
@@ -63,12 +68,17 @@ class Edge:
             return sane
         return new_id("req", milliseconds(self._clock()))
 
-    def _record(self, scope: Scope, status: int, seconds: float) -> None:
-        method = scope["method"] if scope["method"] in _METHODS else "other"
+    def _record(self, method: str, scope: Scope, status: int, seconds: float) -> None:
+        method = method if method in _METHODS else "other"
         route = getattr(scope.get("route"), "path", "none")  # the template: ids would make a label each
         self._metrics.requests.labels(method, route, str(status)).inc()
         self._metrics.seconds.labels(method, route).observe(seconds)
         log.info("request", method=method, route=route, status=status, seconds=round(seconds, 6))
+
+
+def _as_get(scope: Scope) -> Scope:
+    """HEAD answers as GET does, without the body (RFC 9110, 9.3.2); of events the list, as a stream has no end."""
+    return {**scope, "method": "GET", "headers": [pair for pair in scope["headers"] if pair[0] != b"accept"]}
 
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})

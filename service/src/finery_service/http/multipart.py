@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
@@ -77,7 +77,7 @@ class Multipart:
 
     async def data(self) -> AsyncIterator[bytes]:
         """The current part's bytes as they come in."""
-        while (event := await self._event()) != ("end", b""):
+        while (event := await self._event()) is not None and event[0] != "end":
             yield event[1]
 
     async def text(self, part: Part, limit: int) -> str:
@@ -127,7 +127,7 @@ class Multipart:
                 raise _malformed(error) from None
         return self._events.popleft()
 
-    def _piece(self, kind: str) -> object:
+    def _piece(self, kind: str) -> Callable[[bytes, int, int], None]:
         def keep(data: bytes, start: int, end: int) -> None:
             self._events.append((kind, bytes(data[start:end])))
 

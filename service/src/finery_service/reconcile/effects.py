@@ -42,7 +42,8 @@ async def clean_up(context: Context, view: View, pool: Pool) -> bool:
     """
     known = {attempt.id for attempt in view.live.values()} | {attempt.id for attempt in view.uncleaned}
     orphans = sorted(set(pool.workers or {}) - known)
-    ended = [attempt.id for attempt in view.uncleaned]
+    # One that is still being launched is stopped afterwards: the pool does one thing at a time with an attempt.
+    ended = [attempt.id for attempt in view.uncleaned if ("launch", attempt.id) not in context.under_way]
     due = [attempt_id for attempt_id in (*ended, *orphans) if context.patience.ready(attempt_id)]
     if any(orphan in due for orphan in orphans):
         _log.warning("orphans_in_pool", attempts=orphans)

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 import grpc
 import structlog
 from grpc.aio import ServicerContext
-from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import InterfaceError, InternalError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -24,8 +24,9 @@ from finery_service.rpc.steps import commit_steps
 from finery_service.settings import Settings, required
 
 _log = structlog.get_logger(__name__)
-_DATABASE_AWAY = (OperationalError, InterfaceError, PoolTimeoutError, ConnectionError)
-"""The database restarts, or chose us in a deadlock: nothing was written, the worker tries again."""
+_DATABASE_AWAY = (OperationalError, InterfaceError, InternalError, PoolTimeoutError, ConnectionError)
+"""The database restarts, chose us in a deadlock, or gave up on us while we were frozen: nothing was written, the worker
+tries again."""
 
 
 class _Request(Protocol):
