@@ -87,6 +87,7 @@ LR = "hyperparameters.learning_rate"
         ('"metadata": {"a": "x\\ud83d"}', "metadata.a", "invalid_unicode"),
         ('"limits": {"max_cost": 1.5}', "limits.max_cost", "invalid_value"),
         ('"priority": "urgent"', "priority", "invalid_value"),
+        (f'"resources": {{"accelerator_type": "{"H" * 65}"}}', "resources.accelerator_type", "invalid_value"),
         ('"from_checkpoint": "ckpt_1"', "model", "invalid_value"),
         ('"seed": -1', "seed", "invalid_value"),
         ('"deep": ' + "[" * 20_000, None, "invalid_json"),

@@ -21,6 +21,9 @@ async def test_tenant_key_and_first_request(api: Api) -> None:
     assert listed == [{**key, "secret": None}]
 
 
+PATH = {"type": "path", "path": "/m"}
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "param"),
     [
@@ -34,6 +37,8 @@ async def test_tenant_key_and_first_request(api: Api) -> None:
         ("/v1/models", {"name": "m", "source": {"type": "hub", "repo": "a"}}, 400, "source.repo"),
         ("/v1/models", {"name": "m", "source": {"type": "zip"}}, 400, "source"),
         ("/v1/models", {"name": "m", "source": {"type": "s3", "url": "http://x"}}, 400, "source.url"),
+        ("/v1/models", {"name": "m", "source": PATH, "parameters": 10**30}, 400, "parameters"),
+        ("/v1/models", {"name": "m", "source": PATH, "max_length": 2**31}, 400, "max_length"),
     ],
 )
 async def test_bad_requests_name_their_field(

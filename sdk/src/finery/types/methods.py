@@ -54,7 +54,7 @@ class SftHyperparameters(Request):
 
 class Resources(Request):
     accelerators: Annotated[int, Field(ge=1, le=1024)] = 1
-    accelerator_type: str | None = None
+    accelerator_type: Annotated[str, StringConstraints(min_length=1, max_length=64)] | None = None
 
 
 class Limits(Request):

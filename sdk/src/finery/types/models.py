@@ -44,9 +44,9 @@ class ModelCreate(Request):
 
     name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,127}$")]
     source: ModelSource
-    max_length: Annotated[int, Field(ge=2)] = 2048
+    max_length: Annotated[int, Field(ge=2, le=131_072)] = 2048
     """Longest row that a job may train on, tokens."""
-    parameters: Annotated[int, Field(ge=1)] | None = None
+    parameters: Annotated[int, Field(ge=1, lt=2**53)] | None = None
 
 
 class Model(Resource):
