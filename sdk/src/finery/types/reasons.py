@@ -60,13 +60,18 @@ RULES: dict[JobReason, ReasonRule] = {
         None, 5, "platform", "The worker was lost; the job goes on from its last checkpoint at no cost."
     ),
     JobReason.PLATFORM_FAULT: ReasonRule(
-        None, 2, "platform", "A fault on our side ended the attempt; the job goes on from its last checkpoint at no cost."
+        None,
+        2,
+        "platform",
+        "A fault on our side ended the attempt; the job goes on from its last checkpoint at no cost.",
     ),
     JobReason.LAUNCH_FAILED: ReasonRule(None, 5, "platform", "The worker could not be started; it is tried again."),
     JobReason.PREEMPTED: ReasonRule(
         None, 1_000_000, "platform", "The accelerators were needed elsewhere; the job goes on from its last checkpoint."
     ),
-    JobReason.COMPLETED: ReasonRule("succeeded", 0, "customer", "All steps are done and the final checkpoint is stored."),
+    JobReason.COMPLETED: ReasonRule(
+        "succeeded", 0, "customer", "All steps are done and the final checkpoint is stored."
+    ),
     JobReason.CANCELLED_BY_CUSTOMER: ReasonRule("cancelled", 0, "customer", "The job was cancelled on request."),
     JobReason.PAUSED_BY_CUSTOMER: ReasonRule("paused", 0, "customer", "The job was paused on request."),
     JobReason.INVALID_DATA: ReasonRule(
