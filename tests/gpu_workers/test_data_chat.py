@@ -206,6 +206,16 @@ def test_special_tokens_that_the_template_writes_before_the_content_do_not_end_t
     assert tokenizer.end_of_turn == {IM_END}
 
 
+def test_a_template_that_changes_the_content_is_not_asked_more_and_more() -> None:
+    upper = template(CHAT_TEMPLATE.replace("message['content']", "message['content'].upper()"))
+    for n in range(5):
+        messages = [HI_OK[0], {"role": "assistant", "content": f"answer {n} <|eos|>"}]
+        (row,) = RowTokenizer(byte_tokenizer()).rows([render_row(upper, Row(messages), "assistant")])
+        assert isinstance(row, TokenRow)
+        assert text_of(row) == f"ANSWER {n} <|EOS|>$"
+    assert upper.endings == ["<|im_end|>\n"]
+
+
 def test_the_tokenizer_adds_no_token_of_its_own() -> None:
     assert tokenised(HI_OK).tokens[0] == IM_START
 

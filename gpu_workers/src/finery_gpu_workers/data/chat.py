@@ -25,6 +25,7 @@ from finery_gpu_workers.errors import WorkerError
 
 MAX_TEMPLATE_BYTES = 512 * 1024
 MAX_RENDERED_CHARACTERS = 32 * 1024 * 1024
+_KNOWN_ENDINGS = 16
 ROLES = ("system", "user", "assistant")
 
 Messages = list[dict[str, str]]
@@ -276,8 +277,9 @@ def _ending(template: Template, messages: Messages, n: int, until: str) -> str:
     pairs = zip(reversed(until), reversed(template.render([*messages[:n], other])), strict=False)
     same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     ending = until[len(until) - same :]
-    template.endings.append(ending)
-    template.endings.sort(key=len, reverse=True)
+    if ending not in template.endings and len(template.endings) < _KNOWN_ENDINGS:
+        template.endings.append(ending)
+        template.endings.sort(key=len, reverse=True)
     return ending
 
 
