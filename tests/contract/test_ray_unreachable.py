@@ -15,7 +15,8 @@ import pytest
 
 from finery_scheduler.backend import Launch, PoolUnreachableError
 from finery_scheduler.backends.ray import RayBackend
-from finery_testing.ray_head import free_port, start_head, stop_head
+from finery_service.home import free_port
+from finery_testing.ray_head import start_head, stop_head
 
 
 async def test_a_missing_head_is_told_within_seconds_and_the_token_is_in_no_error() -> None:

@@ -43,7 +43,12 @@ def client(stack: Stack) -> Iterator[Finery]:
 
 def chat_rows(path: Path, count: int, *, offset: int = 0) -> Path:
     rows = (
-        {"messages": [{"role": "user", "content": f"What is {i} plus {i}?"}, {"role": "assistant", "content": str(2 * i)}]}
+        {
+            "messages": [
+                {"role": "user", "content": f"What is {i} plus {i}?"},
+                {"role": "assistant", "content": str(2 * i)},
+            ]
+        }
         for i in range(offset, offset + count)
     )
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

@@ -48,7 +48,9 @@ def test_the_worker_is_killed(stack: Stack, client: Finery, training_file: File,
 
 def attempts_so_far(client: Finery, job_id: str) -> list[str]:
     events = client.jobs.events(job_id, limit=100)
-    return [str(event.data["attempt"]) for event in events if event.type == "attempt" and event.data["phase"] == "started"]
+    return [
+        str(event.data["attempt"]) for event in events if event.type == "attempt" and event.data["phase"] == "started"
+    ]
 
 
 @pytest.mark.parametrize("name", ["reconcile", "api", "rpc"])
@@ -65,9 +67,7 @@ def test_a_control_process_is_killed(
     assert adapter_sha256(client, job.id) == adapter_sha256(client, uninterrupted.id)
 
 
-def test_up_is_killed_and_started_again(
-    stack: Stack, client: Finery, training_file: File, uninterrupted: Job
-) -> None:
+def test_up_is_killed_and_started_again(stack: Stack, client: Finery, training_file: File, uninterrupted: Job) -> None:
     job = create(client, training_file.id)
     stream_until_step(client, job.id, 50)
     stack.kill_up()

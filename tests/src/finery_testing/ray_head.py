@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from finery_service.home import free_port
 
 SLOTS = 4
 
@@ -21,12 +22,6 @@ class Head:
     token: str
     folder: Path
     process: subprocess.Popen[bytes]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def start_head(folder: Path, port: int | None = None, token: str | None = None) -> Head:
@@ -64,12 +59,16 @@ def start_head(folder: Path, port: int | None = None, token: str | None = None) 
             stdout=log,
             stderr=log,
         )
+    _until_started(process, folder / "head.log")
+    return Head(f"127.0.0.1:{port}", token, folder, process)
+
+
+def _until_started(process: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + 60
-    while b"Ray runtime started" not in (folder / "head.log").read_bytes():
-        assert process.poll() is None, (folder / "head.log").read_text()
+    while b"Ray runtime started" not in log.read_bytes():
+        assert process.poll() is None, log.read_text()
         assert time.monotonic() < deadline, "the Ray head did not start within 60 s"
         time.sleep(0.1)
-    return Head(f"127.0.0.1:{port}", token, folder, process)
 
 
 def stop_head(head: Head) -> None:
