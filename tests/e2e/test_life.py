@@ -98,8 +98,7 @@ def test_bad_input_names_the_field_and_leaves_nothing_behind(
 ) -> None:
     before = snapshot(stack, client)
     good: dict[str, Any] = {"method": "sft", "model": "tiny", "training_file": training_file.id}
-    change: dict[str, Any]
-    for change, param in [
+    bad: list[tuple[dict[str, Any], str]] = [
         ({"model": "no-such-model"}, "model"),
         ({"training_file": "file_0000"}, "training_file"),
         ({"hyperparameters": {"learning_rate": -1}}, "hyperparameters.learning_rate"),
@@ -108,7 +107,8 @@ def test_bad_input_names_the_field_and_leaves_nothing_behind(
         ({"adapter": {"type": "lora", "rank": 0}}, "adapter.rank"),
         ({"method": "sftt"}, "method"),
         ({"name": "x" * 1000}, "name"),
-    ]:
+    ]
+    for change, param in bad:
         with pytest.raises(BadRequestError) as caught:
             client.jobs.create(**{**good, **change})
         assert caught.value.param == param, (change, caught.value)
