@@ -156,6 +156,20 @@ def test_h12_bad_templates_end_the_job(make_job: MakeJob, tmp_path: Path, impati
     assert control.finished.error.code == "invalid_chat_template"
 
 
+def test_rendering_that_is_slow_but_moves_is_not_blamed_on_a_row(
+    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    patient = prepare_module.prepare
+    limits = Limits(total=4.0, bytes_per_second=1e9)
+    monkeypatch.setattr(run, "prepare", lambda work, now: patient(work, now, limits))
+    slow = "{% for a in range(1000) %}{% for b in range(1000) %}{% endfor %}{% endfor %}"
+    control = make_job(chat_rows(200), model=with_template(tmp_path / "m", slow + CHAT_TEMPLATE))
+    run.main(control.attempt(PREPARE))
+    assert control.finished is not None
+    assert control.finished.reason == "platform_fault"
+    assert "did not end in 4 s; it is at (<Phase." in caplog.text
+
+
 def test_a_cancel_kills_the_child(make_job: MakeJob, tmp_path: Path) -> None:
     control = make_job(model=with_template(tmp_path / "m", LOOP + CHAT_TEMPLATE))
     control.lease_seconds = 3.0  # heartbeats every second bring the orders

@@ -134,11 +134,14 @@ def _watch(work: Work, child: subprocess.Popen[bytes], progress: Progress, limit
         if (current := progress.get()) != seen:
             seen, moved = current, now
         allowed = limits.start if seen[0] is Phase.STARTING else limits.row
-        if now - moved > allowed or now - started > limits.total + size / limits.bytes_per_second:
-            return _too_slow(seen, now - moved)
+        if now - moved > allowed:
+            return _stuck(seen, now - moved)
+        if now - started > limits.total + size / limits.bytes_per_second:
+            # It moves, so no row is at fault: a busy machine, perhaps; another attempt may do better.
+            raise TimeoutError(f"rendering {size} bytes did not end in {now - started:.0f} s; it is at {seen}")
 
 
-def _too_slow(place: tuple[Phase, int, int], seconds: float) -> Ending:
+def _stuck(place: tuple[Phase, int, int], seconds: float) -> Ending:
     phase, file, line = place
     if phase is not Phase.TEMPLATE:
         raise TimeoutError(f"rendering made no progress for {seconds:.0f} s in phase {phase.name}")
