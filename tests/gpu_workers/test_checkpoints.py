@@ -148,7 +148,7 @@ def test_the_manifest_says_how_it_was_made(done: FakeControlPlane, folder: Path,
 def test_nothing_of_the_workers_disk_is_in_it(folder: Path, tiny_folder: Path) -> None:
     for path in folder.iterdir():
         assert str(tiny_folder).encode() not in path.read_bytes(), path.name
-        assert b"finery-worker-" not in path.read_bytes(), path.name
+        assert b"finery-workers-" not in path.read_bytes(), path.name
 
 
 def test_the_resume_bundle_holds_tensors_and_json_only(done: FakeControlPlane) -> None:
