@@ -132,11 +132,17 @@ def test_missing_settings_are_named() -> None:
         Settings.read({"FINERY_FENCE": "1"})
 
 
+def test_torch_is_loaded_only_to_train() -> None:
+    """Loading it takes seconds: the first call comes before, and a preparation never pays for it."""
+    code = "import finery_gpu_workers.run, sys; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_settings_do_not_show_the_token(make_job: MakeJob) -> None:
     environment = make_job().attempt(TRAIN) | {"FINERY_DEVICE": "auto"}
     settings = Settings.read(environment)
     assert "token-1" not in repr(settings)
-    assert settings.device == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert settings.device == "auto"
     assert (settings.fence, settings.torch_threads) == (1, 1)
 
 

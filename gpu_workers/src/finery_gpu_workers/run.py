@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-import torch
 from pydantic import TypeAdapter
 
 from finery.types.errors import ErrorDetail
@@ -24,7 +24,6 @@ from finery.types.reasons import JobReason
 from finery_gpu_workers import seeds, storage
 from finery_gpu_workers.errors import WorkerError
 from finery_gpu_workers.methods.prepare import prepare
-from finery_gpu_workers.methods.sft import train
 from finery_gpu_workers.models.catalog import resolve
 from finery_gpu_workers.report import CallError, ControlPlane, FencedError
 from finery_gpu_workers.scratch import scratch_folder
@@ -56,8 +55,6 @@ class Settings:
             raise SystemExit(f"expected {', '.join(missing)} in the worker's environment, found nothing")
         address, attempt, fence, token, store, cache = (environment[f"FINERY_{name}"] for name in names)
         device = environment.get("FINERY_DEVICE", "auto")
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
         threads = seeds.torch_threads(environment)
         return cls(address, attempt, int(fence), token, store, Path(cache), device, threads)
 
@@ -99,20 +96,32 @@ def _work(
 ) -> Ending | None:
     source: ModelSource = TypeAdapter(ModelSource).validate_json(assignment.model_source_json)
     spec = JobCreate.model_validate_json(assignment.spec_json)
-    seeds.deterministic(spec.seed, threads=settings.torch_threads)
+    training = assignment.kind == pb.ATTEMPT_KIND_TRAIN
     work = Work(
         control=control,
         store=storage.open_store(settings.store_url),
         assignment=assignment,
         spec=spec,
         model_folder=resolve(source, settings.model_cache),
-        device=settings.device,
+        device=_device(settings.device) if training else "cpu",
         folder=folder,
         code_version=code_version,
     )
-    if assignment.kind == pb.ATTEMPT_KIND_PREPARE:
+    if not training:
         return prepare(work, datetime.now(UTC))
+    # Loading torch takes seconds: after the first call, so that the lease is held meanwhile, and only to train.
+    from finery_gpu_workers.methods.sft import train
+
+    seeds.deterministic(spec.seed, threads=settings.torch_threads)
     return train(work)
+
+
+def _device(wanted: str) -> str:
+    if wanted != "auto":
+        return wanted
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def ending_of(error: Exception, attempt_id: str) -> Ending:
@@ -131,8 +140,10 @@ def ending_of(error: Exception, attempt_id: str) -> Ending:
 
 
 def _out_of_memory(error: Exception) -> bool:
-    """On a CPU torch has no type of its own for it."""
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "DefaultCPUAllocator" in str(error)
+    """Torch has a type of its own for it on an accelerator, but not on a CPU."""
+    torch = sys.modules.get("torch")
+    types = (MemoryError, torch.OutOfMemoryError) if torch else (MemoryError,)
+    return isinstance(error, types) or "DefaultCPUAllocator" in str(error)
 
 
 def _detail(message: str, code: str, type_: str) -> ErrorDetail:

@@ -8,11 +8,11 @@ import random
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
-
 
 def deterministic(seed: int, *, threads: int | None = None) -> None:
     """Seeds the global generators, asks for deterministic kernels, fixes the thread count (sums depend on it)."""
+    import torch  # only what trains pays for loading it
+
     # Read by cuBLAS when its first handle is made.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.set_num_threads(threads or torch_threads(os.environ))

@@ -18,7 +18,7 @@ from pathlib import Path
 from finery.types.models import HubSource, ModelSource, PathSource, S3Source, WheelSource
 from finery_gpu_workers.errors import WorkerError
 from finery_gpu_workers.models.config import read_config, read_json
-from finery_gpu_workers.models.load import refuse_pickles
+from finery_gpu_workers.models.pickles import refuse_pickles
 from finery_gpu_workers.models.sources import fetch_hub, fetch_s3, fetch_wheel
 
 MANIFEST = "finery.json"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -13,10 +13,7 @@ from torch import Tensor
 from finery_gpu_workers.errors import WorkerError
 from finery_gpu_workers.models.config import DecoderConfig, read_config
 from finery_gpu_workers.models.decoder import Block, Decoder, Projection
-
-PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".npy")
-"""Formats whose loading may run code; a folder with one of them is refused."""
-
+from finery_gpu_workers.models.pickles import refuse_pickles
 
 _CPUINFO = Path("/proc/cpuinfo")
 
@@ -56,16 +53,6 @@ def load_decoder(folder: Path, *, device: str, dtype: torch.dtype) -> Decoder:
     if left:
         raise _invalid(folder, f"expected the tensors of a Llama decoder only, found also `{left[0]}`")
     return decoder
-
-
-def refuse_pickles(files: Iterable[str], where: str) -> None:
-    for name in sorted(files):
-        if name.endswith(PICKLES):
-            raise WorkerError(
-                "unsafe_checkpoint_file",
-                f"{where}: `{name}` may run code when it is loaded and is refused; "
-                "keep only .safetensors weights in the folder",
-            )
 
 
 def _shard_of(folder: Path) -> Mapping[str, Path]:

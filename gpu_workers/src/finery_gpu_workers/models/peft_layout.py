@@ -13,8 +13,8 @@ from torch import Tensor
 
 from finery.types.methods import LinearName, LoraAdapter
 from finery_gpu_workers.errors import WorkerError
-from finery_gpu_workers.models.load import refuse_pickles
 from finery_gpu_workers.models.lora import Lora
+from finery_gpu_workers.models.pickles import refuse_pickles
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."

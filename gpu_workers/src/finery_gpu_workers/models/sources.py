@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from finery.types.models import HubSource, S3Source, WheelSource
 from finery_gpu_workers.errors import WorkerError
-from finery_gpu_workers.models.load import refuse_pickles
+from finery_gpu_workers.models.pickles import refuse_pickles
 
 # What a model needs. No Python, no pickles.
 FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "tokenizer*", "merges.txt", "vocab.txt", "LICENSE*")
