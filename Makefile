@@ -17,9 +17,9 @@ help: ## list the targets
 demo: install ## one SFT job on a real model, from the SDK to a verified checkpoint and the bill (OUT=folder)
 	$(BIN)/python examples/demo.py $(if $(OUT),--out $(OUT))
 
-test: install ## every test that is not slow: units in two lanes, then the real processes one by one
+test: install ## every test that is not slow, in two lanes: first the units, then the real processes
 	$(PYTEST) tests -m "not slow and not e2e" -n 2 --dist loadfile -q
-	$(PYTEST) tests -m "e2e and not slow" -q
+	$(PYTEST) tests -m "e2e and not slow" -n 2 --dist loadfile -q
 
 test-slow: install ## the tests that need longer
 	@$(PYTEST) tests -m slow -q; code=$$?; \

@@ -28,6 +28,7 @@ async def test_a_missing_head_is_told_within_seconds_and_the_token_is_in_no_erro
     assert "a-token-of-the-cluster" not in repr(caught.value) + repr(pool)
 
 
+@pytest.mark.slow
 async def test_a_lost_gcs_is_unreachable_not_dead_and_the_next_head_is_joined(tmp_path: Path) -> None:
     folder = Path(tempfile.mkdtemp(prefix="fr", dir="/tmp"))
     head = start_head(folder)
