@@ -136,7 +136,7 @@ def publish(work: Work, staged: Staged) -> None:
     prefix, resume_prefix = (f"{work.assignment.output_prefix}{kind}/{step}" for kind in ("checkpoints", "resume"))
     customer = staged.folder / "checkpoint"
     _copy_of_base(work.model_folder, customer, staged.stop)
-    (customer / "README.md").write_text(_model_card(work, staged.manifest))
+    (customer / "README.md").write_text(_model_card(work, staged.manifest), encoding="utf-8")
     files = storage.upload_all(work.store, customer, prefix)
     manifest_json = json.dumps({**staged.manifest, "files": [asdict(file) for file in files]}, indent=1)
     files.append(storage.upload_text(work.store, manifest_json, prefix, MANIFEST))
@@ -254,7 +254,7 @@ library_name: peft
 tags: [lora, {spec.method}]
 ---
 
-# {json.dumps(spec.name or work.assignment.job_id)[1:-1]}
+# {json.dumps(spec.name or work.assignment.job_id, ensure_ascii=False)[1:-1]}
 
 A LoRA adapter (rank {spec.adapter.rank}, alpha {spec.adapter.alpha:g}) for `{name}`, trained by Finery with
 `{spec.method}`: step {manifest["step"]} of {manifest["total_steps"]}. `{MANIFEST}` says how.

@@ -23,8 +23,8 @@ def _parser() -> argparse.ArgumentParser:
     up = commands.add_parser("up", help="the whole system on this machine: PostgreSQL, Ray, and the processes below")
     up.add_argument("--home", type=Path, default=default_home(), help="folder for all data (default: %(default)s)")
     up.add_argument("--host", default="127.0.0.1", help="address of the API (default: %(default)s)")
-    up.add_argument("--port", type=int, default=8700, help="port of the API, 0 for any (default: %(default)s)")
-    up.add_argument("--slots", type=int, help="jobs that train at once (default: one per GPU, at least 1)")
+    up.add_argument("--port", type=_port, default=8700, help="port of the API, 0 for any (default: %(default)s)")
+    up.add_argument("--slots", type=_slots, help="jobs that train at once (default: one per GPU, at least 1)")
     up.add_argument("--tenant", metavar="NAME", help="create this tenant and write a key for it to HOME/tenant.key")
     up.set_defaults(run=_up)
     for name, run, text in (
@@ -38,6 +38,20 @@ def _parser() -> argparse.ArgumentParser:
     key.add_argument("--name", default="operator")
     key.set_defaults(run=_create_operator_key)
     return parser
+
+
+def _port(given: str) -> int:
+    return _whole(given, 0, 65535)
+
+
+def _slots(given: str) -> int:
+    return _whole(given, 1, 1024)
+
+
+def _whole(given: str, least: int, most: int) -> int:
+    if not given.isdecimal() or not least <= int(given) <= most:
+        raise argparse.ArgumentTypeError(f"expected a whole number from {least} to {most}, found {given!r}")
+    return int(given)
 
 
 def _up(options: argparse.Namespace) -> None:

@@ -13,7 +13,7 @@ from finery.cli.output import AsJson, client, err, out, print_facts, print_json,
 from finery.cli.progress import JobProgress
 from finery.client import Finery
 from finery.errors import JobFailedError
-from finery.types.jobs import Job
+from finery.types.jobs import TERMINAL, Job
 
 app = typer.Typer(no_args_is_help=True)
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="Its id.")]
@@ -31,7 +31,7 @@ Wait = Annotated[bool, typer.Option("--wait", help="Watch it to the end; exits w
 
 @app.command()
 def create(
-    method: Annotated[str | None, typer.Option(help="sft")] = None,
+    method: Annotated[str | None, typer.Option(help="How to train: sft. Required, here or in --spec.")] = None,
     model: Annotated[str | None, typer.Option(help="Base model, by name or id.")] = None,
     from_checkpoint: Annotated[str | None, typer.Option(help="Start here instead of at a base model.")] = None,
     file: Data = None,
@@ -161,6 +161,8 @@ def _print(job: Job, as_json: bool) -> None:
         print_json(job)
         return
     state = f"{job.state!s}" + (f", place {job.position} in the queue" if job.position else "")
+    if job.intent == "cancel" and job.state not in TERMINAL:
+        state += ", to be cancelled"
     print_facts(
         (
             ("id", job.id),

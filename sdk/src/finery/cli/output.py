@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 from pydantic import BaseModel
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -39,10 +40,13 @@ def print_json(value: BaseModel | Iterable[BaseModel]) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    table = Table(*columns, box=None, header_style="bold", pad_edge=False)
-    for row in rows:
-        table.add_row(*(escape(text(cell)) for cell in row))
-    out.print(table)
+    """One row a line, whatever the width of the terminal: an id that is cut short is of no use."""
+    lines = [columns, *([text(cell) for cell in cells] for cells in rows)]
+    widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
+    for row, line in enumerate(lines):
+        padded = (set_cell_size(cell, width) for cell, width in zip(line, widths, strict=True))
+        style = "bold" if row == 0 else None
+        out.print("  ".join(padded).rstrip(), style=style, markup=False, highlight=False)
 
 
 def print_facts(facts: Iterable[tuple[str, object]]) -> None:
@@ -99,9 +103,10 @@ def number(value: object) -> str:
 def print_error(error: FineryError) -> None:
     """One line, what else the server said, the request id, and what to do."""
     message = error.message if isinstance(error, APIError) else str(error)
-    where = f" [dim]({escape(error.param)})[/dim]" if isinstance(error, APIError) and error.param else ""
+    param = error.param if isinstance(error, APIError) else None
+    where = f" [dim]({escape(param)})[/dim]" if param and not message.startswith(param) else ""
     err.print(f"[bold red]Error:[/bold red] {escape(message)}{where}")
-    for detail in details(error)[:10]:
+    for detail in [detail for detail in details(error) if detail != message][:10]:
         err.print(f"  {escape(detail)}")
     if isinstance(error, APIError) and error.request_id:
         err.print(f"[dim]{escape(str(error.code))}, request {escape(error.request_id)}[/dim]")
@@ -117,8 +122,9 @@ def details(error: FineryError) -> list[str]:
 
 def problem(line: int | None, path: str, item: dict[str, Any]) -> str:
     place = " ".join(part for part in (f"line {line}" if line else "", path) if part)
-    said = " ".join(str(item[key]) for key in ("message", "hint") if item.get(key)) or json.dumps(item)
-    return f"{place}: {said}" if place else said
+    said = ". ".join(str(item[key]).rstrip(".") for key in ("message", "hint") if item.get(key))
+    said = f"{said}." if said else json.dumps(item)
+    return f"{place}: {said}" if place and not said.startswith(place) else said
 
 
 def _hint(error: FineryError) -> str | None:

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from finery.cli import jobs, output
+from finery.errors import BadRequestError
+from finery.types.jobs import Job
+
+from .support import job_json
+
+ID = "job_00d25pxjfkahz3rkjpxq7gae1abka87sgym5"
+
+
+@pytest.fixture
+def screen(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """A terminal of 40 columns, narrower than one id, for both streams."""
+    written = io.StringIO()
+    console = Console(file=written, width=40, soft_wrap=True)
+    monkeypatch.setattr(output, "out", console)
+    monkeypatch.setattr(output, "err", console)
+    return written
+
+
+def test_a_table_has_one_row_a_line_and_cuts_nothing_on_a_narrow_terminal(screen: io.StringIO) -> None:
+    output.print_table(("id", "name", "state"), [(ID, "größer 模型 [bold]", "running"), (ID, None, "queued")])
+    lines = [line.rstrip() for line in screen.getvalue().splitlines()]
+    assert [line.split("  ")[0] for line in lines[1:]] == [ID, ID]
+    assert lines[1].endswith("größer 模型 [bold]  running")
+    assert lines[2].endswith("–                   queued")
+
+
+def test_an_empty_table_is_its_header(screen: io.StringIO) -> None:
+    output.print_table(("id", "name"), [])
+    assert screen.getvalue().split() == ["id", "name"]
+
+
+def test_an_error_with_one_detail_is_said_once(screen: io.StringIO) -> None:
+    said = "method: expected this field, found nothing."
+    detail = {"param": "method", "code": "missing_field", "message": said}
+    output.print_error(BadRequestError(said, code="missing_field", param="method", details=[detail]))
+    assert screen.getvalue().splitlines() == [f"Error: {said}"]
+
+
+def test_a_wrong_row_reads_as_sentences() -> None:
+    item = {"message": "expected user, found 'usr'", "hint": "Rename the role."}
+    assert output.problem(3, "messages[0].role", item) == (
+        "line 3 messages[0].role: expected user, found 'usr'. Rename the role."
+    )
+    assert output.problem(None, "seed", {"message": "seed: expected 1, found 2."}) == "seed: expected 1, found 2."
+
+
+@pytest.mark.parametrize(("state", "more"), [("running", ", to be cancelled"), ("cancelled", "")])
+def test_a_job_that_is_to_be_cancelled_says_so_until_it_is(screen: io.StringIO, state: str, more: str) -> None:
+    jobs._print(Job.model_validate(job_json(state=state, intent="cancel")), as_json=False)
+    assert f"state    {state}{more}" in [line.rstrip() for line in screen.getvalue().splitlines()]
