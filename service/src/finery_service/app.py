@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 import uvicorn
 import uvloop
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from obstore.store import ObjectStore, from_url
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -32,6 +32,7 @@ from finery_service.http.edge import Edge
 from finery_service.http.health import router as health
 from finery_service.http.metrics import Metrics
 from finery_service.http.openapi import install_openapi
+from finery_service.http.query import known_parameters
 from finery_service.jobs import stream
 from finery_service.jobs.routes import router as jobs
 from finery_service.keys.routes import router as keys
@@ -78,10 +79,11 @@ def create_app(
     )
     app.state.services = Services(settings, app_engine, system_engine, store, clock, feeds, metrics)
     app.add_middleware(Edge, clock=clock, metrics=metrics)
-    routers = (files, models, jobs, checkpoints, usage, tenants, keys, health)
-    install_handlers(app, routers)
+    routers = (files, models, jobs, checkpoints, usage, tenants, keys)
+    install_handlers(app, (*routers, health))
     for router in routers:
-        app.include_router(router)
+        app.include_router(router, dependencies=[Depends(known_parameters)])
+    app.include_router(health)
     install_openapi(app, [JobCreate, ModelCreate, TenantCreate, KeyCreate])
     return app
 

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import pytest
+
+from finery_testing.api import Api
+
+
+@pytest.mark.parametrize(
+    ("path", "wrong", "known"),
+    [
+        ("/v1/usage?jobs=job_1&group_by=sku", "jobs", "one of the query parameters end, group_by, job, start"),
+        ("/v1/jobs?limit=1&afer=job_1", "afer", "one of the query parameters after, limit"),
+        ("/v1/jobs/job_1?verbose=1", "verbose", "no query parameters"),
+        ("/v1/jobs/job_1/events?Limit=1", "Limit", "one of the query parameters after, limit"),
+    ],
+)
+async def test_a_query_parameter_with_a_typo_is_refused_by_name(api: Api, path: str, wrong: str, known: str) -> None:
+    answer = await (await api.tenant()).get(path)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (400, "unknown_parameter", wrong)
+    assert error["message"] == f"Expected {known}, found '{wrong}'."
+
+
+async def test_known_query_parameters_pass_and_probes_ignore_the_rest(api: Api) -> None:
+    door = await api.tenant()
+    assert (await door.get("/v1/usage?group_by=sku&group_by=day")).status_code == 200
+    assert (await door.get("/v1/jobs?limit=1")).status_code == 200
+    assert (await door.get("/livez?probe=1")).status_code == 200
