@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import io
+import sys
+from types import ModuleType
 
 import pytest
 from rich.console import Console
 
-from finery.cli import jobs, output
+from finery.cli import jobs, main, output
 from finery.errors import BadRequestError
 from finery.types.jobs import Job
 
@@ -56,3 +58,14 @@ def test_a_wrong_row_reads_as_sentences() -> None:
 def test_a_job_that_is_to_be_cancelled_says_so_until_it_is(screen: io.StringIO, state: str, more: str) -> None:
     jobs._print(Job.model_validate(job_json(state=state, intent="cancel")), as_json=False)
     assert f"state    {state}{more}" in [line.rstrip() for line in screen.getvalue().splitlines()]
+
+
+def test_ctrl_c_before_the_command_is_loaded_ends_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(ModuleType):
+        def __getattr__(self, name: str) -> object:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "finery.cli.app", Interrupted("finery.cli.app"))
+    with pytest.raises(SystemExit) as done:
+        main(["jobs", "list"])
+    assert done.value.code == 130
