@@ -150,7 +150,7 @@ async def test_prepared_data_queue_the_job_and_a_later_finish_is_a_no_op(
     await preparing.heartbeat()
     first = await preparing.prepared(dropped_rows=1, truncated_rows=2, statistics_json='{"longest": 9}')
     job = await control.job_row(system_engine, preparing.attempt.job_id)
-    assert (job.state, job.reason, job.total_steps, job.quote_tokens) == ("queued", "waiting_for_capacity", 4, 400)
+    assert (job.state, job.reason, job.total_steps, job.quote_tokens) == ("queued", "waiting_for_placement", 4, 400)
     assert job.queued_at is not None
     [event] = await control.events(system_engine, job.id, "prepared")
     assert event.data == {

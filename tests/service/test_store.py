@@ -103,6 +103,20 @@ async def test_a_failed_job_carries_its_error_in_row_and_event(system_engine: As
     assert (await control.events(system_engine, job.id))[0].data["error"] == expected
 
 
+async def test_a_job_starts_when_it_first_runs_and_keeps_that_time_over_a_fault(
+    system_engine: AsyncEngine, clock: FakeClock
+) -> None:
+    tenant = await factories.tenant(system_engine, now=clock())
+    job = await factories.job(system_engine, tenant, now=clock(), state="starting")
+    assert (await control.job_row(system_engine, job.id)).started_at is None
+    clock.advance(5)
+    first = clock()
+    for state in (JobState.RUNNING, JobState.QUEUED, JobState.STARTING, JobState.RUNNING):
+        assert await _move(system_engine, job.id, state, clock)
+        assert (await control.job_row(system_engine, job.id)).started_at == first
+        clock.advance(60)
+
+
 async def test_e18_a_job_never_ends_before_it_started_whatever_the_clocks_of_the_machines_say(
     system_engine: AsyncEngine, clock: FakeClock
 ) -> None:

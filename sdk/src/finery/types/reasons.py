@@ -12,6 +12,7 @@ Payer = Literal["customer", "platform"]
 class JobReason(StrEnum):
     # waiting
     WAITING_FOR_VALIDATION = "waiting_for_validation"
+    WAITING_FOR_PLACEMENT = "waiting_for_placement"
     WAITING_FOR_CAPACITY = "waiting_for_capacity"
     WAITING_BEHIND = "waiting_behind"
     EXCEEDS_POOL = "exceeds_pool"
@@ -48,6 +49,7 @@ class ReasonRule:
 
 RULES: dict[JobReason, ReasonRule] = {
     JobReason.WAITING_FOR_VALIDATION: ReasonRule(None, 0, "platform", "The training data is being prepared."),
+    JobReason.WAITING_FOR_PLACEMENT: ReasonRule(None, 0, "platform", "The job is ready and is about to be placed."),
     JobReason.WAITING_FOR_CAPACITY: ReasonRule(None, 0, "platform", "All accelerators of the pool are in use."),
     JobReason.WAITING_BEHIND: ReasonRule(None, 0, "platform", "Earlier jobs are waiting for the same accelerators."),
     JobReason.EXCEEDS_POOL: ReasonRule(

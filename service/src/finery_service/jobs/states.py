@@ -136,7 +136,7 @@ def _after_completion(job: JobView, kind: AttemptKind) -> Outcome:
         return Outcome(JobState.SUCCEEDED, JobReason.COMPLETED, faults={})
     if job.intent is Intent.CANCEL:
         return Outcome(*_INTENDED[Intent.CANCEL])
-    return Outcome(JobState.QUEUED, JobReason.WAITING_FOR_CAPACITY, faults={})
+    return Outcome(JobState.QUEUED, JobReason.WAITING_FOR_PLACEMENT, faults={})
 
 
 def _after_fault(job: JobView, kind: AttemptKind, reason: JobReason, now: datetime, policy: Policy) -> Outcome:
@@ -155,7 +155,7 @@ def _decide_without_attempt(job: JobView, now: datetime, pool: PoolWord) -> Deci
     if job.state is JobState.QUEUED and job.intent is Intent.PAUSE:
         return Decision(outcome=Outcome(*_INTENDED[Intent.PAUSE]))
     if job.state is JobState.PAUSED and job.intent is Intent.RUN:
-        return Decision(outcome=Outcome(JobState.QUEUED, JobReason.WAITING_FOR_CAPACITY))
+        return Decision(outcome=Outcome(JobState.QUEUED, JobReason.WAITING_FOR_PLACEMENT))
     backing_off = job.not_before is not None and job.not_before > now
     if job.state is JobState.VALIDATING and pool != "unreachable" and not backing_off:
         return Decision(prepare=True)

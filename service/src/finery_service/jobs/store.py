@@ -89,11 +89,7 @@ async def move(
     job.queue_position = None
     if error is not None:
         job.error = error.model_dump(mode="json", exclude_none=True)
-    if to is JobState.QUEUED and (job.queued_at is None or source == JobState.PAUSED):
-        job.queued_at = max(now, job.created_at)  # after a fault the job keeps its place
-    if to in TERMINAL:
-        job.finished_at = max(now, job.started_at or job.created_at)  # clocks of several machines meet here
-        job.not_before = None
+    _stamp(job, source, to, now)
     await session.flush()
     data = _state_event(source, to, reason, job.error if to in TERMINAL else None)
     await append_event(session, tenant=job.tenant_id, job=job.id, type="state", data=data, now=now)
@@ -126,6 +122,17 @@ async def append_events(
     if len(seqs) != len(events):
         raise LookupError(f"expected a head row of job {job}, found none: jobs are created by jobs.store.insert")
     return int(max(seqs))
+
+
+def _stamp(job: JobRow, source: str, to: JobState, now: datetime) -> None:
+    """Clocks of several machines meet here: no time lies before the one that it follows."""
+    if to is JobState.QUEUED and (job.queued_at is None or source == JobState.PAUSED):
+        job.queued_at = max(now, job.created_at)  # after a fault the job keeps its place
+    if to is JobState.RUNNING and job.started_at is None:
+        job.started_at = max(now, job.created_at)
+    if to in TERMINAL:
+        job.finished_at = max(now, job.started_at or job.created_at)
+        job.not_before = None
 
 
 def _state_event(

@@ -99,8 +99,6 @@ async def _write(call: Call, job: JobRow, attempt: AttemptRow, fresh: Sequence[p
     events = _events(job, fresh, before, added, book)
     attempt.step = job.step = fresh[-1].step
     job.reported_step = max(job.reported_step, fresh[-1].step)
-    if job.started_at is None and job.step >= 1:
-        job.started_at = max(call.now, job.created_at)
     await call.session.flush()
     if events:
         await store.append_events(call.session, tenant=job.tenant_id, job=job.id, events=events, now=call.now)
