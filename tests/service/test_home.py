@@ -58,7 +58,9 @@ def test_ports_are_kept_until_something_else_takes_one(tmp_path: Path) -> None:
     assert all(20_000 <= port < 32_768 for port in ports.values())
     assert home.ports(("a", "b")) == ports
     with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # an old connection may still be in TIME_WAIT there
         other.bind(("127.0.0.1", ports["a"]))
+        other.listen()
         other.listen()
         assert not is_free(ports["a"])
         again = home.ports(("a", "b"))
