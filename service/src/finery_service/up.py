@@ -83,7 +83,8 @@ class Up:
         main = asyncio.current_task()
         assert main is not None
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            # nohup means it; a script's `&` ignores SIGINT too, but who sends one wants the system to stop.
+            if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                 asyncio.get_running_loop().add_signal_handler(number, self._interrupt, main)
         try:
             await self.bring_up()
