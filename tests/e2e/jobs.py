@@ -6,6 +6,8 @@ import hashlib
 import tempfile
 from pathlib import Path
 
+import psutil
+
 from finery import Finery
 from finery.types.jobs import Event, Job
 
@@ -62,3 +64,9 @@ def adapter_sha256(client: Finery, job_id: str) -> str:
     last = list(client.checkpoints.list(job=job_id))[-1]
     folder = Path(client.checkpoints.download(last.id, tempfile.mkdtemp()))
     return hashlib.sha256((folder / "adapter_model.safetensors").read_bytes()).hexdigest()
+
+
+def processes_naming(attempt: str) -> list[int]:
+    """A worker's process is titled by its attempt."""
+    running = psutil.process_iter(["cmdline"])
+    return [process.pid for process in running if any(attempt in part for part in process.info["cmdline"] or ())]

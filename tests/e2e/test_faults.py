@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 
-import psutil
 import pytest
 
 from finery import Finery
@@ -13,7 +12,7 @@ from finery.types.files import File
 from finery.types.jobs import Job
 from finery_testing.stack import Stack
 
-from .jobs import LONG, adapter_sha256, attempts, create, stream_until_step, verify
+from .jobs import LONG, adapter_sha256, attempts, create, processes_naming, stream_until_step, verify
 
 pytestmark = pytest.mark.e2e
 STEPS = int(LONG["max_steps"])
@@ -27,19 +26,12 @@ def uninterrupted(client: Finery, training_file: File) -> Job:
     return job
 
 
-def worker_pid(stack: Stack, attempt: str) -> int:
-    """The process that trains: a Ray worker (its name or environment holds the attempt's id)."""
-    for process in psutil.process_iter(["cmdline"]):
-        if any(attempt in part for part in process.info["cmdline"] or ()):
-            return process.pid
-    raise AssertionError(f"no process names attempt {attempt}")
-
-
 def test_the_worker_is_killed(stack: Stack, client: Finery, training_file: File, uninterrupted: Job) -> None:
     job = create(client, training_file.id)
     stream_until_step(client, job.id, 50)
     (_, training) = attempts_so_far(client, job.id)
-    os.kill(worker_pid(stack, training), signal.SIGKILL)
+    (pid,) = processes_naming(training)
+    os.kill(pid, signal.SIGKILL)
     client.jobs.wait(job.id, timeout=120)
     verify(client, job.id, STEPS)
     assert len(attempts(client, job.id)) == 3, "a second attempt trained"

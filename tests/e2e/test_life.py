@@ -8,14 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from finery import BadRequestError, ConflictError, Finery, NotFoundError, PermissionDeniedError
 from finery.types.files import File
 from finery_testing.stack import Stack
 
-from .jobs import attempts, create, stream_until_step, verify
+from .jobs import attempts, create, processes_naming, stream_until_step, verify
 
 pytestmark = pytest.mark.e2e
 
@@ -72,11 +71,6 @@ def test_e10_cancel_publishes_what_was_done_bills_it_and_leaves_no_process(
     training = str(attempts(client, job.id)[-1].data["attempt"])
     stack.until(lambda: not processes_naming(training), 30, "no process of the attempt is left")
     assert client.jobs.cancel(job.id).state == "cancelled", "a second cancel answers the same"
-
-
-def processes_naming(attempt: str) -> list[int]:
-    running = psutil.process_iter(["cmdline"])
-    return [process.pid for process in running if any(attempt in part for part in process.info["cmdline"] or ())]
 
 
 def test_cancel_after_the_end_is_refused(client: Finery, training_file: File) -> None:

@@ -42,7 +42,7 @@ class ReasonRule:
     retries: int
     """How many attempts may end this way before the job fails with `too_many_faults`."""
     pays: Payer
-    """Who pays for steps after the last checkpoint of the attempt that ended so."""
+    """Who answers for it. Steps after the last checkpoint are void, whoever that is: usage follows checkpoints."""
     sentence: str
     """What the customer reads."""
 
