@@ -27,10 +27,17 @@ class Projection:
     """The layers' module names in transformers, as in `model.layers.0.self_attn.q_proj`."""
     sizes: tuple[int, ...]
     """Outputs of each."""
+    bias: Tensor | None = None
+    """[sum of sizes]"""
     delta: Delta | None = None
 
+    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+        yield from zip((f"{name}.weight" for name in self.names), self.weight.split(self.sizes), strict=True)
+        if self.bias is not None:
+            yield from zip((f"{name}.bias" for name in self.names), self.bias.split(self.sizes), strict=True)
+
     def __call__(self, x: Tensor) -> Tensor:
-        y = F.linear(x, self.weight)
+        y = F.linear(x, self.weight, self.bias)
         return y if self.delta is None else self.delta(y, x)
 
 
@@ -42,6 +49,9 @@ class Block:
     mlp_norm: Tensor
     gate_up: Projection
     down: Projection
+    q_norm: Tensor | None = None
+    """[head_dim]: RMS norm of every query head before the rotation (Qwen3); `k_norm` alike."""
+    k_norm: Tensor | None = None
 
     def projections(self) -> Iterator[Projection]:
         yield from (self.qkv, self.o, self.gate_up, self.down)
@@ -56,6 +66,30 @@ class Decoder:
     norm: Tensor
     head: Tensor
     """[vocab, hidden]; the embedding itself when tied"""
+
+    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Every weight under its name in transformers, stacked ones as views; a tied head has no name of its own."""
+        yield "model.embed_tokens.weight", self.embedding
+        for number, block in enumerate(self.blocks):
+            prefix = f"model.layers.{number}"
+            yield f"{prefix}.input_layernorm.weight", block.attention_norm
+            yield f"{prefix}.post_attention_layernorm.weight", block.mlp_norm
+            for head, norm in (("q", block.q_norm), ("k", block.k_norm)):
+                if norm is not None:
+                    yield f"{prefix}.self_attn.{head}_norm.weight", norm
+            for projection in block.projections():
+                yield from projection.named_weights()
+        yield "model.norm.weight", self.norm
+        if self.head is not self.embedding:
+            yield "lm_head.weight", self.head
+
+    @property
+    def vocab(self) -> int:
+        return self.embedding.shape[0]
+
+    @property
+    def tied(self) -> bool:
+        return self.head is self.embedding
 
     @property
     def device(self) -> torch.device:
@@ -86,6 +120,9 @@ class Decoder:
         heads, kv_heads = self.config.heads, self.config.kv_heads
         qkv = block.qkv(x).view(-1, heads + 2 * kv_heads, self.config.head_dim)
         qk, v = torch.split(qkv, [heads + kv_heads, kv_heads], dim=1)
+        if block.q_norm is not None and block.k_norm is not None:
+            q, k = torch.split(qk, [heads, kv_heads], dim=1)
+            qk = torch.cat((self._normed(q, block.q_norm), self._normed(k, block.k_norm)), dim=1)
         q, k = torch.split(rotate(qk, cos, sin), [heads, kv_heads], dim=1)
         return block.o(attend(q, k, v, lengths))
 

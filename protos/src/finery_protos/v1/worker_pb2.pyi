@@ -102,6 +102,10 @@ class Assignment(_message.Message):
     RESUME_FIELD_NUMBER: _builtins.int
     START_PREFIX_FIELD_NUMBER: _builtins.int
     ORDERS_FIELD_NUMBER: _builtins.int
+    BASE_FIELD_NUMBER: _builtins.int
+    TRAINING_ENCODING_FIELD_NUMBER: _builtins.int
+    VALIDATION_ENCODING_FIELD_NUMBER: _builtins.int
+    PREVIEW_JSON_FIELD_NUMBER: _builtins.int
     kind: Global___AttemptKind.ValueType
     job_id: _builtins.str
     tenant_id: _builtins.str
@@ -121,13 +125,24 @@ class Assignment(_message.Message):
     prepared_prefix: _builtins.str
     """train: the prepared data (a key prefix), as reported by the prepare attempt."""
     start_prefix: _builtins.str
-    """train: key prefix of the checkpoint named by from_checkpoint, empty otherwise."""
+    """train: key prefix of the checkpoint whose adapter goes on, empty otherwise."""
+    training_encoding: _builtins.str
+    """`jsonl` or `parquet`"""
+    validation_encoding: _builtins.str
+    preview_json: _builtins.str
+    """prepare: `finery.types.previews.PreviewCreate` as JSON when only a preview is wanted, empty otherwise."""
     @_builtins.property
     def resume(self) -> Global___Resume:
         """train: the last checkpoint of this job, absent before the first."""
 
     @_builtins.property
     def orders(self) -> Global___Orders: ...
+    @_builtins.property
+    def base(self) -> _containers.RepeatedCompositeFieldContainer[Global___BasePart]:
+        """What turns the catalogue's model into the base that this job starts from, applied in order; empty: nothing.
+        Prepare needs it too, for the tokenizer.
+        """
+
     def __init__(
         self,
         *,
@@ -146,14 +161,47 @@ class Assignment(_message.Message):
         resume: Global___Resume | None = ...,
         start_prefix: _builtins.str = ...,
         orders: Global___Orders | None = ...,
+        base: _abc.Iterable[Global___BasePart] | None = ...,
+        training_encoding: _builtins.str = ...,
+        validation_encoding: _builtins.str = ...,
+        preview_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["orders", b"orders", "resume", b"resume"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "kind", b"kind", "model_name", b"model_name", "model_source_json", b"model_source_json", "orders", b"orders", "output_prefix", b"output_prefix", "prepared_prefix", b"prepared_prefix", "resume", b"resume", "spec_json", b"spec_json", "start_prefix", b"start_prefix", "tenant_id", b"tenant_id", "training_key", b"training_key", "training_sha256", b"training_sha256", "validation_key", b"validation_key", "validation_sha256", b"validation_sha256"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "job_id", b"job_id", "kind", b"kind", "model_name", b"model_name", "model_source_json", b"model_source_json", "orders", b"orders", "output_prefix", b"output_prefix", "prepared_prefix", b"prepared_prefix", "preview_json", b"preview_json", "resume", b"resume", "spec_json", b"spec_json", "start_prefix", b"start_prefix", "tenant_id", b"tenant_id", "training_encoding", b"training_encoding", "training_key", b"training_key", "training_sha256", b"training_sha256", "validation_encoding", b"validation_encoding", "validation_key", b"validation_key", "validation_sha256", b"validation_sha256"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Assignment: _TypeAlias = Assignment  # noqa: Y015
+
+@_typing.final
+class BasePart(_message.Message):
+    """A checkpoint of this tenant that is part of a job's base."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
+    PREFIX_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    checkpoint_id: _builtins.str
+    prefix: _builtins.str
+    """Key prefix of its files."""
+    kind: _builtins.str
+    """`full`: its weights replace the model. `merge`: its adapter is merged into the weights."""
+    def __init__(
+        self,
+        *,
+        checkpoint_id: _builtins.str = ...,
+        prefix: _builtins.str = ...,
+        kind: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "kind", b"kind", "prefix", b"prefix"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BasePart: _TypeAlias = BasePart  # noqa: Y015
 
 @_typing.final
 class Resume(_message.Message):
@@ -261,7 +309,7 @@ class ReportPreparedRequest(_message.Message):
     total_trained_tokens: _builtins.int
     """Tokens with loss over all steps of the job: the quote."""
     statistics_json: _builtins.str
-    """Further statistics as JSON."""
+    """`finery.types.data.DataReport` as JSON."""
     def __init__(
         self,
         *,
@@ -284,6 +332,32 @@ class ReportPreparedRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReportPreparedRequest: _TypeAlias = ReportPreparedRequest  # noqa: Y015
+
+@_typing.final
+class ReportPreviewRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTEMPT_ID_FIELD_NUMBER: _builtins.int
+    FENCE_FIELD_NUMBER: _builtins.int
+    ROWS_JSON_FIELD_NUMBER: _builtins.int
+    attempt_id: _builtins.str
+    fence: _builtins.int
+    rows_json: _builtins.str
+    """A list of `finery.types.previews.PreviewRow` as JSON."""
+    def __init__(
+        self,
+        *,
+        attempt_id: _builtins.str = ...,
+        fence: _builtins.int = ...,
+        rows_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "fence", b"fence", "rows_json", b"rows_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportPreviewRequest: _TypeAlias = ReportPreviewRequest  # noqa: Y015
 
 @_typing.final
 class Usage(_message.Message):
@@ -454,15 +528,22 @@ class PublishCheckpointRequest(_message.Message):
     MANIFEST_JSON_FIELD_NUMBER: _builtins.int
     RESUME_PREFIX_FIELD_NUMBER: _builtins.int
     RESUME_SHA256_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    VALIDATION_LOSS_FIELD_NUMBER: _builtins.int
     attempt_id: _builtins.str
     fence: _builtins.int
     step: _builtins.int
     final: _builtins.bool
+    """The last one of the job: at its last step, or where it stops early."""
     prefix: _builtins.str
     """Key prefix under which `files` lie."""
     manifest_json: _builtins.str
     resume_prefix: _builtins.str
     resume_sha256: _builtins.str
+    kind: _builtins.str
+    """`adapter` or `full`"""
+    validation_loss: _builtins.float
+    """Of the evaluation at this step; absent without one, or when it was not finite."""
     @_builtins.property
     def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___CheckpointFile]: ...
     def __init__(
@@ -477,12 +558,16 @@ class PublishCheckpointRequest(_message.Message):
         manifest_json: _builtins.str = ...,
         resume_prefix: _builtins.str = ...,
         resume_sha256: _builtins.str = ...,
+        kind: _builtins.str = ...,
+        validation_loss: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_validation_loss", b"_validation_loss", "validation_loss", b"validation_loss"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "fence", b"fence", "files", b"files", "final", b"final", "manifest_json", b"manifest_json", "prefix", b"prefix", "resume_prefix", b"resume_prefix", "resume_sha256", b"resume_sha256", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_validation_loss", b"_validation_loss", "attempt_id", b"attempt_id", "fence", b"fence", "files", b"files", "final", b"final", "kind", b"kind", "manifest_json", b"manifest_json", "prefix", b"prefix", "resume_prefix", b"resume_prefix", "resume_sha256", b"resume_sha256", "step", b"step", "validation_loss", b"validation_loss"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__validation_loss: _TypeAlias = _typing.Literal["validation_loss"]  # noqa: Y015
+    _WhichOneofArgType__validation_loss: _TypeAlias = _typing.Literal["_validation_loss", b"_validation_loss"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__validation_loss) -> _WhichOneofReturnType__validation_loss | None: ...
 
 Global___PublishCheckpointRequest: _TypeAlias = PublishCheckpointRequest  # noqa: Y015
 

@@ -49,6 +49,11 @@ class WorkersStub:
                 request_serializer=finery__protos_dot_v1_dot_worker__pb2.ReportPreparedRequest.SerializeToString,
                 response_deserializer=finery__protos_dot_v1_dot_worker__pb2.Orders.FromString,
                 _registered_method=True)
+        self.ReportPreview = channel.unary_unary(
+                '/finery.v1.Workers/ReportPreview',
+                request_serializer=finery__protos_dot_v1_dot_worker__pb2.ReportPreviewRequest.SerializeToString,
+                response_deserializer=finery__protos_dot_v1_dot_worker__pb2.Orders.FromString,
+                _registered_method=True)
         self.CommitSteps = channel.unary_unary(
                 '/finery.v1.Workers/CommitSteps',
                 request_serializer=finery__protos_dot_v1_dot_worker__pb2.CommitStepsRequest.SerializeToString,
@@ -85,6 +90,13 @@ class WorkersServicer:
 
     def ReportPrepared(self, request, context):
         """End of a `prepare` attempt that went well: the data is rendered, counted and stored.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReportPreview(self, request, context):
+        """End of a `prepare` attempt that was asked for a preview only.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -127,6 +139,11 @@ def add_WorkersServicer_to_server(servicer, server):
             'ReportPrepared': grpc.unary_unary_rpc_method_handler(
                     servicer.ReportPrepared,
                     request_deserializer=finery__protos_dot_v1_dot_worker__pb2.ReportPreparedRequest.FromString,
+                    response_serializer=finery__protos_dot_v1_dot_worker__pb2.Orders.SerializeToString,
+            ),
+            'ReportPreview': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportPreview,
+                    request_deserializer=finery__protos_dot_v1_dot_worker__pb2.ReportPreviewRequest.FromString,
                     response_serializer=finery__protos_dot_v1_dot_worker__pb2.Orders.SerializeToString,
             ),
             'CommitSteps': grpc.unary_unary_rpc_method_handler(
@@ -225,6 +242,33 @@ class Workers:
             target,
             '/finery.v1.Workers/ReportPrepared',
             finery__protos_dot_v1_dot_worker__pb2.ReportPreparedRequest.SerializeToString,
+            finery__protos_dot_v1_dot_worker__pb2.Orders.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportPreview(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/finery.v1.Workers/ReportPreview',
+            finery__protos_dot_v1_dot_worker__pb2.ReportPreviewRequest.SerializeToString,
             finery__protos_dot_v1_dot_worker__pb2.Orders.FromString,
             options,
             channel_credentials,

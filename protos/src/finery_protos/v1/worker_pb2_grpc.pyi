@@ -40,6 +40,8 @@ class WorkersStub:
     """Renews the lease."""
     ReportPrepared: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ReportPreparedRequest, _worker_pb2.Orders]
     """End of a `prepare` attempt that went well: the data is rendered, counted and stored."""
+    ReportPreview: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ReportPreviewRequest, _worker_pb2.Orders]
+    """End of a `prepare` attempt that was asked for a preview only."""
     CommitSteps: _grpc.UnaryUnaryMultiCallable[_worker_pb2.CommitStepsRequest, _worker_pb2.Orders]
     """Progress, metrics and usage of contiguous steps."""
     PublishCheckpoint: _grpc.UnaryUnaryMultiCallable[_worker_pb2.PublishCheckpointRequest, _worker_pb2.PublishCheckpointResponse]
@@ -56,6 +58,8 @@ class WorkersAsyncStub(WorkersStub):
     """Renews the lease."""
     ReportPrepared: _aio.UnaryUnaryMultiCallable[_worker_pb2.ReportPreparedRequest, _worker_pb2.Orders]  # type: ignore[assignment]
     """End of a `prepare` attempt that went well: the data is rendered, counted and stored."""
+    ReportPreview: _aio.UnaryUnaryMultiCallable[_worker_pb2.ReportPreviewRequest, _worker_pb2.Orders]  # type: ignore[assignment]
+    """End of a `prepare` attempt that was asked for a preview only."""
     CommitSteps: _aio.UnaryUnaryMultiCallable[_worker_pb2.CommitStepsRequest, _worker_pb2.Orders]  # type: ignore[assignment]
     """Progress, metrics and usage of contiguous steps."""
     PublishCheckpoint: _aio.UnaryUnaryMultiCallable[_worker_pb2.PublishCheckpointRequest, _worker_pb2.PublishCheckpointResponse]  # type: ignore[assignment]
@@ -87,6 +91,14 @@ class WorkersServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.Orders, _abc.Awaitable[_worker_pb2.Orders]]:
         """End of a `prepare` attempt that went well: the data is rendered, counted and stored."""
+
+    @_abc_1.abstractmethod
+    def ReportPreview(
+        self,
+        request: _worker_pb2.ReportPreviewRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.Orders, _abc.Awaitable[_worker_pb2.Orders]]:
+        """End of a `prepare` attempt that was asked for a preview only."""
 
     @_abc_1.abstractmethod
     def CommitSteps(

@@ -23,6 +23,12 @@ class Checkpoint(Resource):
     project: str
     step: int
     final: bool
+    kind: Literal["adapter", "full"] | str = "adapter"
+    """A LoRA adapter in PEFT's layout, or a whole model in transformers' layout."""
+    validation_loss: float | None = None
+    """Mean over the validation file's trained tokens at this step; None without one (or when it was not finite)."""
+    best: bool = False
+    """It has the lowest validation loss of its job's checkpoints; the earliest of equals."""
     model: str
     files: tuple[CheckpointFile, ...]
     bytes: int

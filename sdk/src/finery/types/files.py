@@ -7,7 +7,9 @@ from typing import Literal
 from finery.types.base import Resource, Time
 from finery.types.errors import Problem
 
-FileFormat = Literal["chat"]
+FileFormat = Literal["chat", "completion", "text", "tokens"]
+"""What a row is: messages; prompt and completion; a text; token ids. The first row decides for the whole file."""
+FileEncoding = Literal["jsonl", "parquet"]
 FileStatus = Literal["valid", "invalid"]
 
 
@@ -22,6 +24,7 @@ class File(Resource):
     sha256: str
     status: FileStatus | str
     format: FileFormat | str | None = None
+    encoding: FileEncoding | str = "jsonl"
     rows: int
     """Good rows."""
     errors: tuple[Problem, ...] = ()

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from finery.types.base import Resource, Time
+from finery.types.data import DataReport
 from finery.types.errors import ErrorDetail
 from finery.types.money import Usd
 
@@ -50,12 +51,15 @@ class Job(Resource):
     model: str
     """Name of the base model."""
     from_checkpoint: str | None = None
+    merge_checkpoint: bool = False
     training_file: str
     validation_file: str | None = None
     name: str | None = None
     metadata: dict[str, str] = {}
     seed: int
     adapter: dict[str, Any]
+    added_tokens: tuple[str, ...] = ()
+    export_merged: bool = False
     hyperparameters: dict[str, Any]
     resources: dict[str, Any]
     priority: str
@@ -69,6 +73,10 @@ class Job(Resource):
     """Place in the queue, from 1, while it is queued."""
     intent: Intent | str = Intent.RUN
     progress: Progress = Progress()
+    data: DataReport | None = None
+    """What preparation found; None before."""
+    best_checkpoint: str | None = None
+    """The checkpoint with the lowest validation loss so far; None without a validation file."""
     usage: dict[str, int] = {}
     """Units by SKU, billable and provisional; what was voided is not in it."""
     cost: Usd = Decimal(0)
@@ -88,9 +96,11 @@ class Event(Resource):
     """One entry of a job's history. `seq` runs 1, 2, 3, … without gaps.
 
     `data` by type — state: from, to, reason, message, error?; prepared: rows, tokens, trained_tokens, dropped_rows,
-    truncated_rows, total_steps; attempt: attempt, number, phase (started | ended), reason?, resumed_from_step?;
+    truncated_rows, total_steps, total_trained_tokens, statistics (a `DataReport`); warning: code, message, param?,
+    details?; attempt: attempt, number, phase (started | ended), reason?, resumed_from_step?;
     metric: step, total_steps, loss, trained_tokens, tokens, learning_rate, grad_norm, tokens_per_second,
-    step_seconds, learner_seconds, memory_bytes, cost; eval: step, loss, tokens; checkpoint: checkpoint, step, final.
+    step_seconds, learner_seconds, memory_bytes, cost; eval: step, loss, tokens; checkpoint: checkpoint, step, final,
+    validation_loss.
     A number that is not finite is null, next to `non_finite: {field: "NaN" | "Infinity" | "-Infinity"}`.
     """
 

@@ -10,9 +10,11 @@ from finery.types.base import Request
 from finery.types.ids import CheckpointId, FileId, ProjectId
 from finery.types.money import Usd
 
-Schedule = Literal["linear", "cosine", "constant"]
-TrainOn = Literal["assistant", "last", "all"]
+Schedule = Literal["linear", "cosine", "constant", "wsd"]
+TrainOn = Literal["assistant", "last", "completion", "all"]
+Truncation = Literal["right", "left", "drop", "error"]
 LinearName = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+EmbeddingName = Literal["embed_tokens", "lm_head"]
 
 
 class LoraAdapter(Request):
@@ -23,6 +25,18 @@ class LoraAdapter(Request):
     alpha: Annotated[float, Field(gt=0, le=1024)] = 32.0
     targets: Literal["all-linear"] | Annotated[tuple[LinearName, ...], Field(min_length=1, strict=False)] = "all-linear"
     """Which linear layers of every block get an adapter."""
+    modules_to_save: Annotated[tuple[EmbeddingName, ...], Field(strict=False)] = ()
+    """Matrices that are trained whole next to the adapter. A tied output matrix becomes one of its own with `lm_head`.
+    Servers that load adapters (vLLM) refuse such a one: ask for `export_merged`."""
+
+
+class FullWeights(Request):
+    """All weights are trained; a checkpoint is a whole model."""
+
+    type: Literal["full"]
+
+
+Adapter = Annotated[LoraAdapter | FullWeights, Field(discriminator="type")]
 
 
 class SftHyperparameters(Request):
@@ -35,21 +49,33 @@ class SftHyperparameters(Request):
     micro_batch_tokens: Annotated[int, Field(ge=16, le=1_048_576)] | None = None
     """Tokens per forward pass (memory); None lets the worker choose. Never changes the gradient."""
     max_length: Annotated[int, Field(ge=2, le=131_072)] = 2048
-    """Longer rows are cut on the right."""
+    """Tokens of a row; see `truncation` for longer ones."""
+    truncation: Truncation = "right"
+    """What happens to rows longer than `max_length`: keep their first tokens (`right`: the end is cut), keep their last
+    ones (`left`), leave them out (`drop`, counted), or fail the job naming the lines (`error`)."""
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 2e-4
     schedule: Schedule = "cosine"
     warmup_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.03
     """Part of all steps with a linearly rising learning rate."""
+    decay_ratio: Annotated[float, Field(gt=0, le=1)] = 0.2
+    """`wsd` only: part of all steps, at the end, with a linearly falling learning rate."""
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Decoupled (AdamW)."""
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
     """Global L2 norm to clip gradients to; None does not clip."""
     train_on: TrainOn = "assistant"
-    """Whose tokens carry loss: every assistant turn, the last one, or all."""
+    """Whose tokens carry loss. Chat rows: every `assistant` turn, the `last` one, or `all` tokens. Prompt/completion
+    rows: the `completion` (`assistant` and `last` mean the same there) or `all`. Text is always trained whole;
+    pre-tokenised rows say it themselves."""
     checkpoint_every: Annotated[int, Field(ge=1)] = 50
     """Steps between checkpoints; the last step always has one."""
     eval_every: Annotated[int, Field(ge=1)] | None = None
-    """Steps between evaluations on the validation file; None evaluates before the first and after the last."""
+    """Steps between evaluations on the validation file; None evaluates before the first step, at every checkpoint and
+    after the last. With a number, at every checkpoint too: so every checkpoint has a validation loss."""
+    early_stopping_patience: Annotated[int, Field(ge=1)] | None = None
+    """End the job, successfully, after this many evaluations in a row without a better one. Needs a validation file."""
+    early_stopping_min_delta: Annotated[float, Field(ge=0)] = 0.0
+    """How much lower a validation loss must be to count as better, nats per token."""
 
 
 class Resources(Request):
@@ -68,6 +94,7 @@ class Limits(Request):
 Name = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 MetadataKey = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 MetadataValue = Annotated[str, StringConstraints(max_length=512)]
+AddedToken = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 
 
 class SftJobCreate(Request):
@@ -77,14 +104,22 @@ class SftJobCreate(Request):
     model: Annotated[str, StringConstraints(min_length=1, max_length=256)] | None = None
     """Name or id of a base model in the catalogue. Exactly one of `model` and `from_checkpoint`."""
     from_checkpoint: CheckpointId | None = None
-    """Start from this checkpoint: the same adapter goes on, the optimizer starts fresh."""
+    """Start from this checkpoint; the optimizer starts fresh. `merge_checkpoint` says what becomes of its adapter."""
+    merge_checkpoint: bool = False
+    """False: the checkpoint's adapter goes on (its shape is taken over, `adapter` may be left out). True: it is merged
+    into the weights and `adapter` starts new on top. A checkpoint of whole weights needs no merge: it is the base."""
     training_file: FileId
     validation_file: FileId | None = None
     name: Name | None = None
     project: ProjectId | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     metadata: Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)] = {}
-    adapter: LoraAdapter = LoraAdapter()
+    adapter: Adapter = LoraAdapter()
+    added_tokens: Annotated[tuple[AddedToken, ...], Field(max_length=256, strict=False)] = ()
+    """Special tokens to add to the tokenizer. Their embeddings start as the mean of all and are trained, so `adapter`
+    must be full or have `embed_tokens` (and, unless the model ties them, `lm_head`) in `modules_to_save`."""
+    export_merged: bool = False
+    """The final checkpoint of a LoRA job also holds the whole merged model, in `merged/`."""
     hyperparameters: SftHyperparameters = SftHyperparameters()
     resources: Resources = Resources()
     priority: Literal["low", "normal", "high"] = "normal"

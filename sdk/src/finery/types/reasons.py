@@ -24,9 +24,11 @@ class JobReason(StrEnum):
     PREEMPTED = "preempted"
     # the job ended or rests
     COMPLETED = "completed"
+    STOPPED_EARLY = "stopped_early"
     CANCELLED_BY_CUSTOMER = "cancelled_by_customer"
     PAUSED_BY_CUSTOMER = "paused_by_customer"
     INVALID_DATA = "invalid_data"
+    INVALID_MODEL = "invalid_model"
     NO_TRAINABLE_TOKENS = "no_trainable_tokens"
     NON_FINITE_LOSS = "non_finite_loss"
     OUT_OF_MEMORY = "out_of_memory"
@@ -74,10 +76,16 @@ RULES: dict[JobReason, ReasonRule] = {
     JobReason.COMPLETED: ReasonRule(
         "succeeded", 0, "customer", "All steps are done and the final checkpoint is stored."
     ),
+    JobReason.STOPPED_EARLY: ReasonRule(
+        "succeeded", 0, "customer", "The validation loss stopped falling; the best checkpoint is marked."
+    ),
     JobReason.CANCELLED_BY_CUSTOMER: ReasonRule("cancelled", 0, "customer", "The job was cancelled on request."),
     JobReason.PAUSED_BY_CUSTOMER: ReasonRule("paused", 0, "customer", "The job was paused on request."),
     JobReason.INVALID_DATA: ReasonRule(
         "failed", 0, "platform", "The training data cannot be used; the error says which lines and why."
+    ),
+    JobReason.INVALID_MODEL: ReasonRule(
+        "failed", 0, "platform", "The model cannot be trained as asked; the error says what does not fit."
     ),
     JobReason.NO_TRAINABLE_TOKENS: ReasonRule(
         "failed", 0, "platform", "No token of the training data would carry loss; nothing was trained."

@@ -19,6 +19,8 @@ class CheckpointRow(SQLModel, table=True):
     attempt_id: str
     step: int = Field(sa_type=BigInteger)
     final: bool
+    kind: str = "adapter"
+    validation_loss: float | None = None
     prefix: str
     files: list[dict[str, Any]] = json_field()
     bytes: int = Field(sa_type=BigInteger)
@@ -26,3 +28,5 @@ class CheckpointRow(SQLModel, table=True):
     resume_prefix: str
     resume_sha256: str
     created_at: datetime = time_field()
+    deleted_at: datetime | None = time_field(default=None)
+    purged_at: datetime | None = time_field(default=None)

@@ -21,7 +21,10 @@ class FileRow(SQLModel, table=True):
     object_key: str
     status: str
     format: str | None = None
+    encoding: str = "jsonl"
     rows: int = Field(sa_type=BigInteger)
     errors: list[dict[str, Any]] = json_field(default_factory=list)
     error_count: int = Field(default=0, sa_type=BigInteger)
     created_at: datetime = time_field()
+    deleted_at: datetime | None = time_field(default=None)
+    purged_at: datetime | None = time_field(default=None)

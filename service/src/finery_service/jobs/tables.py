@@ -15,8 +15,10 @@ class JobRow(SQLModel, table=True):
     tenant_id: str = Field(primary_key=True)
     id: str = Field(primary_key=True)
     project_id: str
+    kind: str = "job"
     method: str
     model_id: str
+    base: list[dict[str, Any]] = json_field(default_factory=list)
     from_checkpoint_id: str | None = None
     training_file_id: str
     validation_file_id: str | None = None
@@ -38,7 +40,10 @@ class JobRow(SQLModel, table=True):
     step: int = Field(default=0, sa_type=BigInteger)
     reported_step: int = Field(default=-1, sa_type=BigInteger)
     total_steps: int | None = Field(default=None, sa_type=BigInteger)
+    stopped_step: int | None = Field(default=None, sa_type=BigInteger)
     prepared_prefix: str | None = None
+    data: dict[str, Any] | None = json_field(default=None)
+    preview: dict[str, Any] | None = json_field(default=None)
     quote_tokens: int | None = Field(default=None, sa_type=BigInteger)
     usage: dict[str, int] = json_field(default_factory=dict)
     last_checkpoint_id: str | None = None

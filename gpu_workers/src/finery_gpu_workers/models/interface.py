@@ -1,0 +1,41 @@
+"""What the learner needs of a model: our decoder has it, and so has any other one through transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from finery_gpu_workers.models.decoder import Projection
+
+
+class Model(Protocol):
+    """Weights on one device, in one dtype. The head is looked at apart, so that logits exist for scored tokens only."""
+
+    @property
+    def vocab(self) -> int:
+        """Rows of the embedding."""
+
+    @property
+    def tied(self) -> bool:
+        """The output matrix is the embedding."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def projections(self) -> Iterator[Projection]:
+        """The linear layers of the blocks; setting `delta` on one changes what it answers."""
+
+    def forward(self, tokens: Tensor, positions: Tensor, lengths: tuple[int, ...]) -> Tensor:
+        """int64 [T], int64 [T], rows' lengths → what the head reads, [T, hidden]. Rows never see each other."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[N, hidden] → [N, vocab]"""
+
+    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Every weight under its name in transformers; a tied output matrix is named once, as the embedding."""

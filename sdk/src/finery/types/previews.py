@@ -1,0 +1,54 @@
+"""A look at a file as a model would be trained on it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints
+
+from finery.types.base import Request, Resource, Time
+from finery.types.errors import ErrorDetail, Problem
+from finery.types.methods import AddedToken, TrainOn, Truncation
+
+
+class PreviewCreate(Request):
+    """The body of `POST /v1/files/{id}/previews`. The fields mean what they mean in a job."""
+
+    model: Annotated[str, StringConstraints(min_length=1, max_length=256)]
+    train_on: TrainOn = "assistant"
+    max_length: Annotated[int, Field(ge=2, le=131_072)] = 2048
+    truncation: Truncation = "right"
+    added_tokens: Annotated[tuple[AddedToken, ...], Field(max_length=256, strict=False)] = ()
+    first_line: Annotated[int, Field(ge=1)] = 1
+    rows: Annotated[int, Field(ge=1, le=50)] = 5
+
+
+class PreviewToken(Resource):
+    id: int
+    text: str
+    """Its part of the row's text; empty for all but the first of tokens that share a character."""
+    trained: bool
+    """It is a target: it carries loss and is billed."""
+
+
+class PreviewRow(Resource):
+    line: int
+    tokens: tuple[PreviewToken, ...] = ()
+    """After truncation, as trained; an unrolled row gives one `PreviewRow` per turn, all with its line."""
+    trained_tokens: int = 0
+    truncated: bool = False
+    dropped: str | None = None
+    """Why the row would be left out, as in `SetReport.dropped`."""
+    problem: Problem | None = None
+    """Why a job would refuse the row."""
+
+
+class Preview(Resource):
+    object: Literal["preview"] = "preview"
+    id: str
+    file: str
+    model: str
+    status: Literal["pending", "ready", "failed"] | str
+    rows: tuple[PreviewRow, ...] = ()
+    error: ErrorDetail | None = None
+    created_at: Time
