@@ -8,10 +8,10 @@ import pytest
 from sqlalchemy import text
 from sqlmodel import select
 
+from finery.data.strict_json import canonical_sha256
 from finery_service.auth import idempotency, store
 from finery_service.db.engine import transaction
 from finery_service.db.tables import EventRow, IdempotencyRow, JobRow
-from finery_service.http.strict_json import canonical_sha256
 from finery_testing import factories
 from finery_testing.api import CHAT_ROW, Api, Door
 

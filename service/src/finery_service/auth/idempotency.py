@@ -17,12 +17,12 @@ from typing import TypeVar
 from fastapi import Request, Response
 from sqlmodel.ext.asyncio.session import AsyncSession
 
+from finery.data.strict_json import canonical_sha256
 from finery.types.base import Resource
 from finery_service.auth import store
 from finery_service.auth.tables import IdempotencyRow
 from finery_service.errors import ServiceError
 from finery_service.http.answers import answer
-from finery_service.http.strict_json import canonical_sha256
 
 R = TypeVar("R", bound=Resource)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from finery.data.strict_json import shown
 from finery.types.errors import Problem
-from finery_service.http.strict_json import shown
 
 ROLES = ("system", "user", "assistant")
 _KINDS = {type(None): "null", bool: "a boolean", int: "a number", float: "a number", str: "a text", list: "a list"}

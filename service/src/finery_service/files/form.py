@@ -6,10 +6,10 @@ import unicodedata
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
+from finery.data.strict_json import printable
 from finery_service.errors import ServiceError
 from finery_service.files.intake import Received
 from finery_service.http.multipart import Multipart, Part
-from finery_service.http.strict_json import printable
 
 MAX_NAME_BYTES = 255
 _FIELDS = ("name", "project", "purpose")

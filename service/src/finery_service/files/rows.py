@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from finery.data.strict_json import StrictReader, dotted
 from finery.types.errors import Problem
 from finery.types.files import FileFormat, FileStatus
 from finery_service.files.chat import chat_problem
-from finery_service.http.strict_json import StrictReader, dotted
 
 MAX_LINE_BYTES = 16 * 2**20
 MAX_PROBLEMS = 100

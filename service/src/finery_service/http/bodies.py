@@ -10,9 +10,9 @@ from fastapi import Request
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from finery.data.strict_json import StrictReader, canonical_sha256, dotted, printable
 from finery.types import base
 from finery_service.errors import ServiceError
-from finery_service.http.strict_json import StrictReader, canonical_sha256, dotted, printable
 
 B = TypeVar("B", bound=base.Request)
 

@@ -15,8 +15,8 @@ from urllib.parse import unquote_to_bytes
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
+from finery.data.strict_json import printable
 from finery_service.errors import ServiceError
-from finery_service.http.strict_json import printable
 
 MAX_PARTS = 16
 _MAX_HEADER_BYTES = 4096

@@ -6,8 +6,8 @@ from fastapi import Request
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
+from finery.data.strict_json import printable, shown
 from finery_service.errors import ServiceError
-from finery_service.http.strict_json import printable, shown
 
 
 def known_parameters(request: Request) -> None:

@@ -5,6 +5,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
+from finery.data.strict_json import shown
 from finery.types.pages import Page
 from finery.types.usage import GroupBy, UsageRow
 from finery_service.auth.caller import TenantMember
@@ -13,7 +14,6 @@ from finery_service.errors import ServiceError
 from finery_service.http.answers import answer
 from finery_service.http.context import Here
 from finery_service.http.openapi import guarded
-from finery_service.http.strict_json import shown
 from finery_service.usage import service
 
 router = APIRouter(prefix="/v1/usage", tags=["usage"])
