@@ -17,7 +17,6 @@ from finery.types.methods import LoraAdapter, SftHyperparameters
 from finery_gpu_workers.batch import PackedBatch, pack
 from finery_gpu_workers.learner import Learner
 from finery_gpu_workers.models.load import load_decoder
-from finery_gpu_workers.models.lora import attach
 from finery_testing.tiny import make_tiny_model
 
 torch.set_num_threads(1)
@@ -50,7 +49,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def learner(folder: Path, hyper: SftHyperparameters = HYPER, seed: int = 1) -> Learner:
-    return Learner.create(folder, ADAPTER, hyper, seed=seed, device="cpu")
+    model = load_decoder(folder, device="cpu", dtype=torch.float32)
+    return Learner.create(model, ADAPTER, hyper, seed=seed)
 
 
 def gradient(one: Learner) -> Tensor:
@@ -99,7 +99,7 @@ def peer_curve(folder: Path, adapter: Path, steps: range) -> tuple[list[float], 
 
 def test_the_loss_curve_equals_that_of_transformers_and_peft(folder: Path, tmp_path: Path) -> None:
     ours = learner(folder)
-    ours.save_adapter(tmp_path / "start", base_model="tiny")
+    ours.save(tmp_path / "start", base_model="tiny", source=folder)
     losses, norms = train(ours, range(20))
     expected, expected_norms = peer_curve(folder, tmp_path / "start", range(20))
     assert losses == pytest.approx(expected, rel=2e-4)
@@ -224,7 +224,7 @@ def test_a_non_finite_loss_or_gradient_changes_nothing(folder: Path, poison: flo
 def test_an_adapter_goes_on_from_a_checkpoint_with_a_fresh_optimizer(folder: Path, tmp_path: Path) -> None:
     one = learner(folder)
     train(one, range(3))
-    one.save_adapter(tmp_path / "adapter", base_model="tiny")
+    one.save(tmp_path / "adapter", base_model="tiny", source=folder)
     other = learner(folder, seed=8)
     other.load_adapter(tmp_path / "adapter")
     batch = pack(rows(3, seed=50))
@@ -236,7 +236,7 @@ def test_a_base_in_bf16_trains_float32_masters_near_the_float32_curve(folder: Pa
     curves = []
     for dtype in (torch.float32, torch.bfloat16):
         decoder = load_decoder(folder, device="cpu", dtype=dtype)
-        one = Learner(decoder, attach(decoder, ADAPTER, seed=1), HYPER)
+        one = Learner.create(decoder, ADAPTER, HYPER, seed=1)
         curves.append(train(one, range(12))[0])
         assert one.state()["master.model.layers.0.mlp.down_proj.lora_A"].dtype == torch.float32
     assert curves[1] == pytest.approx(curves[0], rel=0.02)

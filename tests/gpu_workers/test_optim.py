@@ -34,8 +34,28 @@ def test_gradients_of_views_accumulate_in_the_flat_buffer() -> None:
     flat = FlatParameters({"a": torch.tensor([2.0]), "b": torch.tensor([[3.0, 5.0]])}, "cpu")
     for _ in range(2):
         (flat.views["a"] * flat.views["b"]).sum().backward()
-    assert flat.gradients.tolist() == [16.0, 4.0, 4.0]
+    # Matrices lie first.
+    assert flat.gradients.tolist() == [4.0, 4.0, 16.0]
+    assert flat.matrices == 2
     assert {name: part.tolist() for name, part in flat.named(flat.values).items()} == {"a": [2.0], "b": [[3.0, 5.0]]}
+
+
+def test_weight_decay_is_for_matrices_only_as_in_two_groups_of_torchs() -> None:
+    generator = torch.Generator().manual_seed(0)
+    initial = {"norm": torch.randn(5, generator=generator), "matrix": torch.randn(300, 400, generator=generator)}
+    flat = FlatParameters(initial, "cpu")
+    ours = AdamW(flat.values, weight_decay=0.1, decayed=flat.matrices)
+    norm, matrix = (value.clone().requires_grad_() for value in initial.values())
+    groups = [{"params": [matrix], "weight_decay": 0.1}, {"params": [norm], "weight_decay": 0.0}]
+    peer = torch.optim.AdamW(groups, lr=0.01)
+    for _ in range(3):
+        for view, other in ((flat.views["norm"], norm), (flat.views["matrix"], matrix)):
+            other.grad = torch.randn(view.shape, generator=generator)
+            view.grad.copy_(other.grad)  # type: ignore[union-attr]
+        peer.step()
+        ours.step(flat.values, flat.gradients, 0.01)
+    torch.testing.assert_close(flat.views["norm"], norm, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(flat.views["matrix"], matrix, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize(

@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from finery.types.methods import LoraAdapter, SftHyperparameters
+from finery.types.methods import Adapter, LoraAdapter, SftHyperparameters
 from finery_gpu_workers.batch import PackedBatch
 from finery_gpu_workers.losses import cross_entropy
-from finery_gpu_workers.models.decoder import Decoder
-from finery_gpu_workers.models.load import compute_dtype, load_decoder, stored_dtype
+from finery_gpu_workers.models.interface import Model
 from finery_gpu_workers.models.lora import Lora, attach
 from finery_gpu_workers.models.peft_layout import export_peft, load_peft
-from finery_gpu_workers.optim import AdamW, clip
+from finery_gpu_workers.optim import AdamW, FlatParameters, clip
+from finery_gpu_workers.working import WorkingCopies
 
 # Logits are computed for this many numbers at a time: 256 MB in float32.
 _LOGITS_AT_ONCE = 2**26
@@ -38,59 +39,82 @@ class StepStats:
     """False: a loss or the gradient was NaN or infinite, and the step changed nothing."""
 
 
-class Learner:
-    """Trains an adapter on a frozen decoder. Not thread-safe."""
+@dataclass(frozen=True)
+class Trained:
+    parameters: int
+    """Numbers that are trained; a tied matrix counts once."""
+    modules: tuple[str, ...]
+    """The modules that they belong to, named as in transformers."""
 
-    def __init__(self, decoder: Decoder, lora: Lora, hyper: SftHyperparameters) -> None:
-        self._decoder = decoder
-        self._lora = lora
+
+class Learner:
+    """Trains an adapter on a frozen model, or the whole model. Not thread-safe.
+
+    Weight decay is for matrices (adapters' and embeddings too), not for norms and biases.
+    """
+
+    def __init__(
+        self, model: Model, parameters: FlatParameters, tied_to: Lora | WorkingCopies, hyper: SftHyperparameters
+    ) -> None:
+        self._model = model
+        self._parameters = parameters
+        self._tied_to = tied_to
+        """What makes the model compute with the parameters."""
         self._hyper = hyper
-        self._parameters = lora.parameters
-        self._optimizer = AdamW(self._parameters.values, hyper.weight_decay)
+        self._optimizer = AdamW(parameters.values, hyper.weight_decay, decayed=parameters.matrices)
         self._finite = True
+        self._untouched = set(parameters.views)
 
     @classmethod
-    def create(
-        cls,
-        folder: Path,
-        adapter: LoraAdapter,
-        hyper: SftHyperparameters,
-        *,
-        seed: int,
-        device: str,
-        dtype: torch.dtype | None = None,
-    ) -> Learner:
-        """Loads the base model of `folder`, with a fresh adapter. `dtype`: None takes what suits weights and device."""
-        decoder = load_decoder(folder, device=device, dtype=dtype or compute_dtype(stored_dtype(folder), device))
-        return cls(decoder, attach(decoder, adapter, seed), hyper)
+    def create(cls, model: Model, adapter: Adapter, hyper: SftHyperparameters, *, seed: int) -> Learner:
+        """Takes the model over. LoRA starts fresh by `seed`, with the matrices of `modules_to_save` next to it."""
+        if isinstance(adapter, LoraAdapter):
+            lora = attach(model, adapter, seed)
+            return cls(model, lora.parameters, lora, hyper)
+        parameters = FlatParameters(dict(model.named_weights()), model.device)
+        return cls(model, parameters, WorkingCopies(model, parameters, parameters.views), hyper)
+
+    @property
+    def kind(self) -> Literal["adapter", "full"]:
+        """What `save` writes."""
+        return "adapter" if isinstance(self._tied_to, Lora) else "full"
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the base's weights and of the computation; the adapter's own weights are always float32."""
-        return self._decoder.dtype
+        """Of the model's weights and of the computation; what is trained has float32 masters always."""
+        return self._model.dtype
+
+    @property
+    def trained(self) -> Trained:
+        modules = dict.fromkeys(name.rpartition(".")[0] for name in self._parameters.views)
+        return Trained(len(self._parameters.values), tuple(modules))
+
+    def without_gradient(self) -> list[str]:
+        """The parameters whose gradient was zero in every optimizer step of this learner so far."""
+        return [name for name in self._parameters.views if name in self._untouched]
 
     def forward_backward(self, batch: PackedBatch, denominator: int) -> LossSum:
         """Adds the gradient of (weighted loss sum / denominator) to what is there."""
         if denominator < 1:
             raise ValueError(f"denominator: expected at least 1 token, found {denominator}")
-        batch = batch.to(self._decoder.device)
+        batch = batch.to(self._model.device)
         scored = batch.weights.nonzero().squeeze(1)
         if len(scored) == 0:
             return LossSum(0.0, 0)
-        hidden = self._decoder.forward(batch.tokens, batch.positions, batch.lengths)[scored]
-        # The head is frozen: its gradient ends at the hidden states, so logits live for one chunk only.
+        hidden = self._model.forward(batch.tokens, batch.positions, batch.lengths)[scored]
+        # The head is apart from the rest of the graph, so that logits live for one chunk only.
         gradient = torch.empty_like(hidden)
-        total = self._score(hidden.detach(), batch.targets[scored], batch.weights[scored], gradient)
-        hidden.backward(gradient / denominator)
+        total = self._score(hidden.detach(), batch.targets[scored], batch.weights[scored], gradient, denominator)
+        hidden.backward(gradient)
         self._finite &= math.isfinite(total.loss_sum)
         return total
 
     @torch.no_grad()
     def evaluate(self, batch: PackedBatch) -> LossSum:
-        batch = batch.to(self._decoder.device)
+        batch = batch.to(self._model.device)
         scored = batch.weights.nonzero().squeeze(1)
-        hidden = self._decoder.forward(batch.tokens, batch.positions, batch.lengths)[scored]
-        return self._score(hidden, batch.targets[scored], batch.weights[scored], None)
+        hidden = self._model.forward(batch.tokens, batch.positions, batch.lengths)[scored]
+        return self._score(hidden, batch.targets[scored], batch.weights[scored], None, 1)
 
     @torch.no_grad()
     def optim_step(self, learning_rate: float) -> StepStats:
@@ -99,57 +123,89 @@ class Learner:
         norm = clip(gradients, self._hyper.max_grad_norm)
         finite = self._finite and math.isfinite(norm)
         if finite:
+            if self._untouched:
+                named = self._parameters.named(gradients)
+                self._untouched = {name for name in self._untouched if not bool(named[name].any())}
             self._optimizer.step(self._parameters.values, gradients, learning_rate)
+            self._tied_to.refresh()
         gradients.zero_()
         self._finite = True
         return StepStats(grad_norm=norm, finite=finite)
 
-    def save_adapter(self, folder: Path, *, base_model: str) -> None:
-        """Writes the adapter in the layout of PEFT."""
-        export_peft(self._lora, folder, base_model=base_model)
+    def save(self, folder: Path, *, base_model: str, source: Path) -> None:
+        """Writes the adapter in the layout of PEFT, or the whole model in that of transformers.
+
+        `base_model` is the name that PEFT shows; `source` is the folder that the model was loaded from.
+        """
+        if isinstance(self._tied_to, Lora):
+            export_peft(self._tied_to, folder, base_model=base_model)
+        else:
+            from finery_gpu_workers.models.export import export_full
+
+            export_full(self._model, source, folder)
+
+    def save_merged(self, folder: Path, source: Path) -> None:
+        """Writes the whole model with the adapter merged into its weights."""
+        from finery_gpu_workers.models.export import export_full, export_merged
+
+        if isinstance(self._tied_to, Lora):
+            export_merged(self._model, self._tied_to, source, folder)
+        else:
+            export_full(self._model, source, folder)
 
     def load_adapter(self, folder: Path) -> None:
         """Goes on from an adapter in the layout of PEFT; the optimizer stays fresh."""
-        load_peft(self._lora, folder)
+        if not isinstance(self._tied_to, Lora):
+            raise ValueError("expected a learner of an adapter, found one of all weights; load the model instead")
+        load_peft(self._tied_to, folder)
+        self._tied_to.refresh()
 
     def state(self) -> dict[str, Tensor]:
         """A copy of all that training has changed, on the CPU, for `load_state` of a learner made alike."""
-        parameters, optimizer = self._parameters, self._optimizer
-        buffers = {"master": parameters.values, "mean": optimizer.mean, "square": optimizer.square}
         state = {
             f"{kind}.{name}": part.detach().cpu().clone()
-            for kind, flat in buffers.items()
-            for name, part in parameters.named(flat).items()
+            for kind, flat in self._buffers().items()
+            for name, part in self._parameters.named(flat).items()
         }
-        return state | {"steps": torch.tensor(optimizer.steps, dtype=torch.int64)}
+        return state | {"steps": torch.tensor(self._optimizer.steps, dtype=torch.int64)}
 
     @torch.no_grad()
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Exact: the next step is the one that the learner which gave `state` would have taken."""
-        mine = self.state()
-        for name in sorted(mine.keys() | state.keys()):
-            expected, found = (tuple(s[name].shape) if name in s else None for s in (mine, state))
+        mine = {
+            f"{kind}.{name}": part
+            for kind, flat in self._buffers().items()
+            for name, part in self._parameters.named(flat).items()
+        }
+        shapes = {name: tuple(part.shape) for name, part in mine.items()} | {"steps": ()}
+        for name in sorted(shapes.keys() | state.keys()):
+            expected, found = shapes.get(name), tuple(state[name].shape) if name in state else None
             if expected != found:
                 raise ValueError(f"resume state: `{name}`: expected shape {expected}, found {found}")
-        parameters, optimizer = self._parameters, self._optimizer
-        buffers = {"master": parameters.values, "mean": optimizer.mean, "square": optimizer.square}
-        for kind, flat in buffers.items():
-            for name, part in parameters.named(flat).items():
-                part.copy_(state[f"{kind}.{name}"])
-        optimizer.steps = int(state["steps"])
-        parameters.gradients.zero_()
+        for name, part in mine.items():
+            part.copy_(state[name])
+        self._optimizer.steps = int(state["steps"])
+        self._parameters.gradients.zero_()
         self._finite = True
+        self._tied_to.refresh()
 
-    def _score(self, hidden: Tensor, targets: Tensor, weights: Tensor, gradient: Tensor | None) -> LossSum:
-        """The loss, chunk by chunk; its gradient with respect to `hidden` is written to `gradient`."""
-        size = max(1, _LOGITS_AT_ONCE // self._decoder.config.vocab)
+    def _buffers(self) -> dict[str, Tensor]:
+        return {"master": self._parameters.values, "mean": self._optimizer.mean, "square": self._optimizer.square}
+
+    def _score(
+        self, hidden: Tensor, targets: Tensor, weights: Tensor, gradient: Tensor | None, denominator: int
+    ) -> LossSum:
+        """The loss, chunk by chunk; the gradient of loss / denominator with respect to `hidden` goes to `gradient`."""
+        size = max(1, _LOGITS_AT_ONCE // self._model.vocab)
         loss_sum, tokens = 0.0, 0
         for start in range(0, len(hidden), size):
             part = slice(start, start + size)
             leaf = hidden[part].requires_grad_(gradient is not None)
-            loss = cross_entropy(self._decoder.logits(leaf), targets[part], weights[part])
+            loss = cross_entropy(self._model.logits(leaf), targets[part], weights[part])
             if gradient is not None:
-                gradient[part] = torch.autograd.grad(loss.numerator, leaf)[0]
+                (loss.numerator / denominator).backward()
+                assert leaf.grad is not None
+                gradient[part] = leaf.grad
             loss_sum += float(loss.numerator.detach())
             tokens += loss.tokens
         return LossSum(loss_sum, tokens)

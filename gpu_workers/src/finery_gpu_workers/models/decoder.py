@@ -57,7 +57,7 @@ class Block:
         yield from (self.qkv, self.o, self.gate_up, self.down)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Decoder:
     config: DecoderConfig
     embedding: Tensor
@@ -90,6 +90,11 @@ class Decoder:
     @property
     def tied(self) -> bool:
         return self.head is self.embedding
+
+    def untie(self) -> None:
+        """The output matrix becomes one of its own, equal to the embedding for now."""
+        if self.tied:
+            self.head = self.embedding.detach().clone()
 
     @property
     def device(self) -> torch.device:

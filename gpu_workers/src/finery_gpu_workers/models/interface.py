@@ -28,6 +28,9 @@ class Model(Protocol):
     @property
     def dtype(self) -> torch.dtype: ...
 
+    def untie(self) -> None:
+        """A tied output matrix becomes one of its own, equal to the embedding for now."""
+
     def projections(self) -> Iterator[Projection]:
         """The linear layers of the blocks; setting `delta` on one changes what it answers."""
 

@@ -1,6 +1,6 @@
-"""LoRA (Hu et al. 2021, arXiv:2106.09685) on a decoder's projections: y = W x + (alpha / rank) B A x.
+"""LoRA (Hu et al. 2021, arXiv:2106.09685) on a model's projections: y = W x + (alpha / rank) B A x.
 
-Master weights are float32; the matmuls run in the base's dtype.
+Master weights are float32; the matmuls run in the base's dtype. Matrices of `modules_to_save` are trained whole.
 """
 
 from __future__ import annotations
@@ -9,46 +9,63 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from finery.types.methods import LoraAdapter
-from finery_gpu_workers.models.decoder import Decoder, Projection
+from finery.types.methods import EmbeddingName, LoraAdapter
+from finery_gpu_workers.models.decoder import Projection
+from finery_gpu_workers.models.interface import Model
 from finery_gpu_workers.optim import FlatParameters
+from finery_gpu_workers.working import WorkingCopies
+
+SAVED: dict[EmbeddingName, str] = {"embed_tokens": "model.embed_tokens.weight", "lm_head": "lm_head.weight"}
+"""Names of the matrices of `modules_to_save` in transformers."""
 
 
 class Lora:
-    """The adapter of one job; `parameters` are named `<module>.lora_A` [rank, in] and `<module>.lora_B` [out, rank]."""
+    """The adapter of one job; `parameters` are named `<module>.lora_A` [rank, in] and `<module>.lora_B` [out, rank],
+    and those of `modules_to_save` as in transformers (`model.embed_tokens.weight`, `lm_head.weight`).
+    """
 
-    def __init__(self, adapter: LoraAdapter, parameters: FlatParameters) -> None:
+    def __init__(self, adapter: LoraAdapter, parameters: FlatParameters, working: WorkingCopies) -> None:
         self.adapter = adapter
         self.parameters = parameters
+        self._working = working
+
+    def refresh(self) -> None:
+        """After a change of `parameters`: the model computes with them."""
+        self._working.refresh()
 
 
-def attach(decoder: Decoder, adapter: LoraAdapter, seed: int) -> Lora:
+def attach(model: Model, adapter: LoraAdapter, seed: int) -> Lora:
     """Hooks a new adapter into every targeted projection: A uniform as in PEFT, B zero, so that nothing changes yet.
 
-    The draw depends on seed, rank and targets only, not on the device.
+    The draw depends on seed, rank and targets only, not on the device. With `lm_head` saved a tied model is untied;
+    with `embed_tokens` alone it stays tied, and the one matrix is trained.
     """
     generator = torch.Generator().manual_seed(seed)
     initial: dict[str, Tensor] = {}
-    for projection in decoder.projections():
+    for projection in model.projections():
         inputs = projection.weight.shape[1]
         for name, size in _targeted(projection, adapter):
             bound = inputs**-0.5
             initial[f"{name}.lora_A"] = torch.empty(adapter.rank, inputs).uniform_(-bound, bound, generator=generator)
             initial[f"{name}.lora_B"] = torch.zeros(size, adapter.rank)
-    lora = Lora(adapter, FlatParameters(initial, decoder.device))
-    for projection in decoder.projections():
+    if "lm_head" in adapter.modules_to_save:
+        model.untie()
+    saved = [SAVED[name] for name in dict.fromkeys(adapter.modules_to_save)]
+    weights = dict(model.named_weights())
+    initial |= {name: weights[name] for name in saved}
+    parameters = FlatParameters(initial, model.device)
+    for projection in model.projections():
         if _targeted(projection, adapter):
-            projection.delta = _Delta(projection, lora)
-    return lora
+            projection.delta = _Delta(projection, adapter, parameters.views)
+    return Lora(adapter, parameters, WorkingCopies(model, parameters, saved))
 
 
 class _Delta:
     """The adapters of one projection, stacked like its layers: one matmul down, one up."""
 
-    def __init__(self, projection: Projection, lora: Lora) -> None:
-        views = lora.parameters.views
+    def __init__(self, projection: Projection, adapter: LoraAdapter, views: dict[str, Tensor]) -> None:
         present = [name for name in projection.names if f"{name}.lora_A" in views]
-        self.scale = lora.adapter.alpha / lora.adapter.rank
+        self.scale = adapter.alpha / adapter.rank
         self.down = [views[f"{name}.lora_A"] for name in present]
         # A layer without an adapter keeps its rows in the block-diagonal matrix, with no column.
         self.up = [
