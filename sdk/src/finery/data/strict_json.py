@@ -54,7 +54,7 @@ class StrictReader:
             value = self._decoder.decode(text)
             # Half characters and U+0000 can only come in as escapes.
             suspicious = self._marked or "\\u" in text
-            return value, list(_flaws(value)) if suspicious else []
+            return value, list(flaws(value)) if suspicious else []
         except RecursionError:
             raise ValueError("expected JSON that is nested less deep") from None
 
@@ -80,18 +80,28 @@ class StrictReader:
         return self._mark("invalid_json", f"expected a finite number, found {text[:40]}, which is out of range")
 
 
-def _flaws(value: Any, path: Path = ()) -> Iterator[Flaw]:
+def flaws(value: Any, path: Path = ()) -> Iterator[Flaw]:
+    """What in a parsed value no JSON for us may hold. Raises RecursionError if it is nested too deep."""
     if isinstance(value, _Mark):
         yield Flaw(path, value.code, value.message)
     elif isinstance(value, str):
         yield from _text_flaws(value, path)
     elif isinstance(value, dict):
         for key, item in value.items():
-            yield from _text_flaws(key, path)
-            yield from _flaws(item, (*path, key))
+            yield from _text_flaws(key, path) if isinstance(key, str) else _no_json(key, path)
+            yield from flaws(item, (*path, key if isinstance(key, str) else str(key)))
     elif isinstance(value, list):
         for place, item in enumerate(value):
-            yield from _flaws(item, (*path, place))
+            yield from flaws(item, (*path, place))
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            yield Flaw(path, "invalid_json", f"expected a finite number, found {value}")
+    elif value is not None and not isinstance(value, int):
+        yield from _no_json(value, path)
+
+
+def _no_json(value: Any, path: Path) -> Iterator[Flaw]:
+    yield Flaw(path, "invalid_json", f"expected a value that JSON has, found a {type(value).__name__}")
 
 
 def _text_flaws(text: str, path: Path) -> Iterator[Flaw]:

@@ -1,0 +1,57 @@
+"""How the functions that read parts of a row say what is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from finery.data.strict_json import dotted, flaws
+from finery.types.errors import Problem
+
+MISSING: Final = object()
+"""The value of a key that is not there: `row.get(key, MISSING)`."""
+
+_KINDS = {bool: "a boolean", int: "a number", float: "a number", str: "a text", list: "a list", dict: "an object"}
+
+Place = Callable[[int], str]
+"""The path of a row's nth message: `messages[0]`, or `prompt[0]` and `completion[0]`."""
+
+
+class RowError(Exception):
+    """Carries the first problem of a row to `read_row`, which returns it."""
+
+    def __init__(self, code: str, path: str, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.problem = Problem(code=code, path=path, message=message, hint=hint)
+
+
+def wrong_type(path: str, expected: str, value: Any, hint: str | None = None) -> RowError:
+    return RowError("wrong_type", path, f"expected {expected}, found {kind(value)}", hint or f"Write {expected} there.")
+
+
+def kind(value: Any) -> str:
+    if value is MISSING:
+        return "nothing"
+    return "null" if value is None else _KINDS.get(type(value), f"a {type(value).__name__}")
+
+
+def text_of(value: Any, path: str, expected: str = "a text") -> str:
+    """`value` if it is a text that can be stored and trained on."""
+    if not isinstance(value, str):
+        raise wrong_type(path, expected, value)
+    if "\0" in value or not value.isascii():
+        check_json(value, path)
+    return value
+
+
+def check_json(value: Any, path: str) -> None:
+    """Raises the first flaw of a value that is used as it is, and may not have come from the strict reader."""
+    try:
+        flaw = next(flaws(value), None)
+    except RecursionError:
+        message = "expected JSON that is nested less deep"
+        raise RowError("invalid_json", path, message, "Flatten the value.") from None
+    if flaw is not None:
+        inside = dotted(flaw.path)
+        place = f"{path}{'.' if inside and inside[0] != '[' else ''}{inside}"
+        raise RowError(flaw.code, place, flaw.message, "Mend the value.")
