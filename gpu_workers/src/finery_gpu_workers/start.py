@@ -1,0 +1,206 @@
+"""Where a job starts from: its tokenizer, the checkpoints that its frozen base is made of, the adapter that goes on.
+
+Loads no torch: preparation needs the tokenizer too. Files of checkpoints are compared with the sha256 that the
+checkpoint's manifest lists, and kept under the attempt's scratch folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
+
+from finery.types.methods import FullWeights
+from finery_gpu_workers import storage
+from finery_gpu_workers.errors import WorkerError
+from finery_gpu_workers.models.config import read_json
+from finery_gpu_workers.models.parts import Part
+from finery_gpu_workers.work import Work
+
+MANIFEST = "manifest.json"
+TOKENIZER = "tokenizer.json"
+TOKENIZER_FILES = (
+    TOKENIZER,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+)
+_SETTINGS = ("generation_config.json", "config.json")
+_WEIGHTS = {
+    "full": ("config.json", "model.safetensors"),
+    "merge": ("adapter_config.json", "adapter_model.safetensors"),
+}
+
+
+def tokenizer_folder(work: Work) -> Path:
+    """The folder whose tokenizer, chat template and generation settings are the job's.
+
+    Those of the last part of the base, else of the model; with the spec's added tokens that were not there yet.
+    """
+    folder = work.folder / "tokenizer"
+    if folder.exists():
+        return folder
+    source = _last_part_folder(work)
+    added = _missing(source, work.spec.added_tokens)
+    if not added:
+        return source
+    unfinished = work.folder / "tokenizer.unfinished"
+    unfinished.mkdir(exist_ok=True)
+    for name in (*TOKENIZER_FILES, *_SETTINGS):
+        if (source / name).exists():
+            shutil.copyfile(source / name, unfinished / name)
+    _add_tokens(unfinished, added)
+    unfinished.rename(folder)
+    return folder
+
+
+def base_parts(work: Work) -> list[Part]:
+    """The checkpoints below the job's own weights, downloaded; they apply in order."""
+    parts = []
+    for n, part in enumerate(work.assignment.base):
+        if part.kind not in _WEIGHTS:
+            raise ValueError(f"base part {part.checkpoint_id}: expected full or merge, found {part.kind!r}")
+        folder = work.folder / "base" / f"{n:02d}"
+        _fetch(work, part.prefix, folder, lambda path, kind=part.kind: _is_weights(path, kind))
+        parts.append(Part(part.kind, folder))
+    return parts
+
+
+def start_adapter(work: Work) -> Path | None:
+    """The adapter that goes on, downloaded; None for a job that starts a new one or trains all weights."""
+    if not work.assignment.start_prefix:
+        return None
+    folder = work.folder / "start"
+    _fetch(work, work.assignment.start_prefix, folder, lambda path: _is_weights(path, "merge"))
+    return folder
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Rows of the embedding, without and with the tokens that the job adds."""
+
+    base: int
+    """Of the base as it is loaded."""
+    rows: int
+    """As it is trained: `base`, or more where an added token needs a row of its own."""
+    tied: bool
+    """The base's output matrix is its embedding."""
+
+    @property
+    def new(self) -> int:
+        return self.rows - self.base
+
+
+def vocabulary(work: Work) -> Vocabulary:
+    """Raises WorkerError `added_tokens_untrained` where the adapter would leave the rows of added tokens untrained."""
+    base, tied = _shape(work)
+    source, folder = _last_part_folder(work), tokenizer_folder(work)
+    if folder != source and _missing(source, work.spec.added_tokens):
+        _check_trained(work, tied)
+        return Vocabulary(base, max(base, _size(folder)), tied)
+    return Vocabulary(base, base, tied)
+
+
+def base_sha256(work: Work, model: str) -> str:
+    """Of the whole base: the model's weights (`model`, hex), then those of every part, by the manifests."""
+    lines = [f"{model}\n"]
+    for part in work.assignment.base:
+        weights = [f for f in _files(work, part.prefix) if _is_weights(f["path"], part.kind)]
+        lines += [f"{part.kind} {file['sha256']}  {file['path']}\n" for file in weights]
+    return hashlib.sha256("".join(lines).encode()).hexdigest() if len(lines) > 1 else model
+
+
+def _shape(work: Work) -> tuple[int, bool]:
+    """(rows of the embedding, tied) of the base as it is loaded."""
+    if work.assignment.base:
+        content = _manifest(work, work.assignment.base[-1].prefix)
+        return int(content["vocab_size"]), bool(content["tied"])
+    config = read_json(work.model_folder / "config.json")
+    return int(config["vocab_size"]), bool(config.get("tie_word_embeddings", False))
+
+
+def _check_trained(work: Work, tied: bool) -> None:
+    adapter = work.spec.adapter
+    if isinstance(adapter, FullWeights):
+        return
+    needed = {"embed_tokens"} if tied else {"embed_tokens", "lm_head"}
+    if missing := sorted(needed - set(adapter.modules_to_save)):
+        raise WorkerError(
+            "added_tokens_untrained",
+            f"added_tokens: expected {' and '.join(sorted(needed))} in adapter.modules_to_save, so that the new rows "
+            f"are trained and stored, found {', '.join(adapter.modules_to_save) or 'none'}; add {', '.join(missing)}, "
+            'or train all weights with {"type": "full"}',
+            param="adapter.modules_to_save",
+        )
+
+
+def _last_part_folder(work: Work) -> Path:
+    """Tokenizer and settings of the base; the model's own folder when nothing lies on it."""
+    if not work.assignment.base:
+        return work.model_folder
+    folder = work.folder / "base-tokenizer"
+    if not folder.exists():
+        _fetch(work, work.assignment.base[-1].prefix, folder, lambda path: path in (*TOKENIZER_FILES, *_SETTINGS))
+    return folder
+
+
+def _is_weights(path: str, kind: str) -> bool:
+    """Of a checkpoint's top folder; `model*.safetensors` may come in pieces with an index."""
+    return path in _WEIGHTS[kind] or (kind == "full" and "/" not in path and path.startswith("model"))
+
+
+def _fetch(work: Work, prefix: str, folder: Path, wanted: Callable[[str], bool]) -> None:
+    files = [(f["path"], f["sha256"]) for f in _files(work, prefix) if wanted(f["path"])]
+    if not files:
+        raise RuntimeError(f"{prefix}: expected files in the manifest, found none of those needed")
+    storage.download_all(work.store, prefix, files, folder)
+
+
+def _files(work: Work, prefix: str) -> list[dict[str, Any]]:
+    files: list[dict[str, Any]] = _manifest(work, prefix)["files"]
+    return files
+
+
+def _manifest(work: Work, prefix: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(storage.read(work.store, prefix + MANIFEST))
+    return content
+
+
+def _missing(folder: Path, tokens: tuple[str, ...]) -> list[str]:
+    """Those that are no special token yet, each once."""
+    wanted = list(dict.fromkeys(tokens))
+    if not wanted:
+        return []
+    special = {t.content for t in _tokenizer(folder).get_added_tokens_decoder().values() if t.special}
+    return [token for token in wanted if token not in special]
+
+
+def _tokenizer(folder: Path) -> Tokenizer:
+    return Tokenizer.from_file(str(folder / TOKENIZER))
+
+
+def _size(folder: Path) -> int:
+    """One more than the highest id."""
+    return max(_tokenizer(folder).get_vocab(with_added_tokens=True).values()) + 1
+
+
+def _add_tokens(folder: Path, tokens: list[str]) -> None:
+    """Appends special tokens to tokenizer.json, and to the list beside it where there is one."""
+    tokenizer = _tokenizer(folder)
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in tokens])
+    tokenizer.save(str(folder / TOKENIZER))
+    listed = folder / "added_tokens.json"
+    if listed.exists():
+        known = json.loads(listed.read_text("utf-8"))
+        ids = {token: tokenizer.token_to_id(token) for token in tokens}
+        listed.write_text(json.dumps(known | ids, ensure_ascii=False, indent=1), "utf-8")
