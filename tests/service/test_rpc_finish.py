@@ -8,6 +8,7 @@ import grpc
 import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from finery.types.data import Warning
 from finery.types.jobs import Intent
 from finery_protos.v1 import worker_pb2 as pb
 from finery_service.db.engine import transaction
@@ -51,7 +52,7 @@ async def test_a_published_checkpoint_bills_through_its_step_and_renews_the_retr
     states = [state for _, state, _ in await control.usage(system_engine, job.id)]
     assert states == ["billable", "billable", "billable", "provisional"]
     [event] = await control.events(system_engine, job.id, "checkpoint")
-    assert event.data == {"checkpoint": answer.checkpoint_id, "step": 2, "final": False}
+    assert event.data == {"checkpoint": answer.checkpoint_id, "step": 2, "final": False, "validation_loss": None}
 
 
 async def test_success_must_be_proven(worker: Worker, system_engine: AsyncEngine) -> None:
@@ -148,7 +149,10 @@ async def test_prepared_data_queue_the_job_and_a_later_finish_is_a_no_op(
 ) -> None:
     assert (await preparing.begin()).kind == pb.ATTEMPT_KIND_PREPARE
     await preparing.heartbeat()
-    first = await preparing.prepared(dropped_rows=1, truncated_rows=2, statistics_json='{"longest": 9}')
+    warning = Warning(code="reasoning_not_trained", message="expected …", param="hyperparameters.train_on")
+    found = control.report(warning, longest=9)
+    statistics = found.model_dump_json()
+    first = await preparing.prepared(dropped_rows=1, truncated_rows=2, statistics_json=statistics)
     job = await control.job_row(system_engine, preparing.attempt.job_id)
     assert (job.state, job.reason, job.total_steps, job.quote_tokens) == ("queued", "waiting_for_placement", 4, 400)
     assert job.queued_at is not None
@@ -161,8 +165,12 @@ async def test_prepared_data_queue_the_job_and_a_later_finish_is_a_no_op(
         "truncated_rows": 2,
         "total_steps": 4,
         "total_trained_tokens": 400,
-        "statistics": {"longest": 9},
+        "statistics": json.loads(statistics),
     }
+    assert job.data == json.loads(statistics)
+    [told] = await control.events(system_engine, job.id, "warning")
+    assert told.data == {"code": "reasoning_not_trained", "message": "expected …", "param": "hyperparameters.train_on"}
+    assert told.seq == event.seq + 1
     before = await state_of(system_engine, preparing)
     assert await preparing.prepared() == first
     await preparing.finish("completed")
@@ -178,6 +186,19 @@ async def test_counts_that_cannot_be_are_refused(preparing: Worker, system_engin
     await refused(preparing.prepared(truncated_rows=11), Code.INVALID_ARGUMENT, "at most rows")
     await refused(preparing.prepared(dropped_rows=-1), Code.INVALID_ARGUMENT, "found -1")
     await refused(preparing.prepared(prepared_prefix="elsewhere/"), Code.INVALID_ARGUMENT, "object key below")
+    sets = json.loads(control.report().model_dump_json())
+    for wrong, told in (
+        ("", "a wrong sets"),
+        ("[]", "JSON object"),
+        (json.dumps({**sets, "vocab_size": None}), "a wrong vocab_size"),
+        (json.dumps({**sets, "sets": {}}), "expected train, found none"),
+        (
+            json.dumps({**sets, "sets": {**sets["sets"], "validation": sets["sets"]["train"]}}),
+            "found train, validation",
+        ),
+        (control.report(rows=9).model_dump_json(), "expected 10 as in rows, found 9"),
+    ):
+        await refused(preparing.prepared(statistics_json=wrong), Code.INVALID_ARGUMENT, told)
     await refused(preparing.finish("completed"), Code.FAILED_PRECONDITION, "ReportPrepared")
     await refused(preparing.commit(step(1)), Code.FAILED_PRECONDITION, "expected a train attempt")
     assert await state_of(system_engine, preparing) == before

@@ -14,6 +14,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlmodel import col, select
 
+from finery.types.data import DataReport, SetReport, Warning
 from finery_protos.v1 import worker_pb2 as pb
 from finery_protos.v1.worker_pb2_grpc import WorkersStub
 from finery_service.clock import Clock
@@ -107,6 +108,7 @@ class Worker:
             "trained_tokens": 200,
             "total_steps": 4,
             "total_trained_tokens": 400,
+            "statistics_json": report().model_dump_json(),
         }
         request = pb.ReportPreparedRequest(**self._who, **{**counts, **values})
         return await self._stub.ReportPrepared(request, metadata=self._metadata)
@@ -121,6 +123,7 @@ class Worker:
             "manifest_json": '{"seed": 0}',
             "resume_prefix": f"{self.prefix}resume/step-{step:08d}/",
             "resume_sha256": SHA,
+            "kind": "adapter",
         }
         request = pb.PublishCheckpointRequest(**self._who, step=step, final=final, **{**defaults, **values})
         return await self._stub.PublishCheckpoint(request, metadata=self._metadata)
@@ -141,6 +144,14 @@ class Worker:
     def _metadata(self) -> tuple[tuple[str, str], ...]:
         token = attempt_token(SECRET, self.attempt.id, self.attempt.fence)
         return (("authorization", f"Bearer {token}"),)
+
+
+def report(*warnings: Warning, **values: Any) -> DataReport:
+    """What a prepare attempt found in ten good rows; `values` override the training set's."""
+    counts = {"format": "chat", "rows": 10, "tokens": 500, "trained_tokens": 200, "dropped_rows": 0}
+    lengths = {"truncated_rows": 0, "longest": 60, "shortest": 40}
+    train = SetReport.model_validate({**counts, **lengths, "digest": SHA, **values})
+    return DataReport(sets={"train": train}, warnings=warnings, tokenizer_sha256=SHA, vocab_size=261)
 
 
 def step(number: int, tokens: int = 100, *, loss: float = 2.5, evaluation: float | None = None) -> pb.Step:

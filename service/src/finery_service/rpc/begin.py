@@ -62,21 +62,32 @@ async def _assignment(call: Call, job: JobRow, attempt: AttemptRow, orders: pb.O
         model_name=model.name,
         training_key=training.object_key,
         training_sha256=training.sha256,
+        training_encoding=training.encoding,
         output_prefix=output_prefix(attempt),
         prepared_prefix=job.prepared_prefix or "",
+        preview_json=json.dumps(job.preview["request"]) if job.preview else "",
+        base=await _base(call, job),
         orders=orders,
     )
     if job.validation_file_id is not None:
         validation = await call.session.get_one(FileRow, (job.tenant_id, job.validation_file_id))
         assignment.validation_key, assignment.validation_sha256 = validation.object_key, validation.sha256
+        assignment.validation_encoding = validation.encoding
     last = await _checkpoint(call, job, job.last_checkpoint_id)
     if last is not None and attempt.kind == "train":
         resume = pb.Resume(checkpoint_id=last.id, step=last.step, prefix=last.resume_prefix, sha256=last.resume_sha256)
         assignment.resume.CopyFrom(resume)
     source = await _checkpoint(call, job, job.from_checkpoint_id)
-    if source is not None:
+    if source is not None and source.id not in {part.checkpoint_id for part in assignment.base}:
         assignment.start_prefix = source.prefix
     return assignment
+
+
+async def _base(call: Call, job: JobRow) -> list[pb.BasePart]:
+    """What a checkpoint that the job starts from has put on top of the catalogue's model, in order."""
+    rows = [await _checkpoint(call, job, part["checkpoint"]) for part in job.base]
+    parts = zip(rows, job.base, strict=True)
+    return [pb.BasePart(checkpoint_id=row.id, prefix=row.prefix, kind=part["kind"]) for row, part in parts if row]
 
 
 async def _checkpoint(call: Call, job: JobRow, checkpoint_id: str | None) -> CheckpointRow | None:

@@ -56,17 +56,25 @@ def _is_map(field: FieldDescriptor) -> bool:
 
 def json_object(text: str, field: str) -> dict[str, Any]:
     """A JSON object that the database can hold (no NaN, no NUL, no half surrogates); empty text is an empty object."""
-    if not text:
-        return {}
-    try:
-        value = json.loads(text, parse_constant=_refuse_constant)
-    except ValueError as problem:
-        invalid(f"{field}: expected a JSON object, found {problem}")
+    value = _json(text, field, "object") if text else {}
     if not isinstance(value, dict):
         invalid(f"{field}: expected a JSON object, found {type(value).__name__}")
-    cleaned = _clean(value)
-    assert isinstance(cleaned, dict)
-    return cleaned
+    return value
+
+
+def json_array(text: str, field: str) -> list[Any]:
+    """As `json_object`, of a list."""
+    value = _json(text, field, "array")
+    if not isinstance(value, list):
+        invalid(f"{field}: expected a JSON array, found {type(value).__name__}")
+    return value
+
+
+def _json(text: str, field: str, kind: str) -> Any:
+    try:
+        return _clean(json.loads(text, parse_constant=_refuse_constant))
+    except ValueError as problem:
+        invalid(f"{field}: expected a JSON {kind}, found {problem}")
 
 
 def sha256(text: str, field: str) -> str:

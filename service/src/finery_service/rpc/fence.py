@@ -23,7 +23,7 @@ _HEARTBEAT = text("""
     update attempts a
     set lease_expires_at = clock_timestamp() + make_interval(secs => :lease),
         granted_through = case when j.intent = 'run'
-            then greatest(a.granted_through, least(a.step + :grant, coalesce(j.total_steps, 0)))
+            then greatest(a.granted_through, least(a.step + :grant, coalesce(j.stopped_step, j.total_steps, 0)))
             else a.granted_through end
     from jobs j
     where j.tenant_id = a.tenant_id and j.id = a.job_id and a.id = :attempt and a.fence = :fence
@@ -71,7 +71,8 @@ async def renew(call: Call, job: JobRow, attempt: AttemptRow) -> pb.Orders:
     lease = timedelta(seconds=call.settings.lease_seconds)
     attempt.lease_expires_at = await store.database_now(call.session) + lease
     if attempt.kind == "train" and job.intent == Intent.RUN:
-        grant = min(attempt.step + call.settings.grant_steps, job.total_steps or 0)
+        last = job.total_steps if job.stopped_step is None else job.stopped_step
+        grant = min(attempt.step + call.settings.grant_steps, last or 0)
         attempt.granted_through = max(attempt.granted_through, grant)
     return orders(call, job.intent, attempt.granted_through)
 

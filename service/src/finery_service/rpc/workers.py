@@ -19,7 +19,10 @@ from finery_service.db.engine import transaction
 from finery_service.rpc import checks, fence, tokens
 from finery_service.rpc.begin import begin
 from finery_service.rpc.fence import Call
-from finery_service.rpc.finish import finish, publish_checkpoint, report_prepared
+from finery_service.rpc.finish import finish
+from finery_service.rpc.prepared import report_prepared
+from finery_service.rpc.previews import report_preview
+from finery_service.rpc.publish import publish_checkpoint
 from finery_service.rpc.steps import commit_steps
 from finery_service.settings import Settings, required
 
@@ -58,6 +61,9 @@ class Workers(WorkersServicer):
 
     async def ReportPrepared(self, request: pb.ReportPreparedRequest, context: Context) -> pb.Orders:  # noqa: N802
         return await self._answer(report_prepared, request, context)
+
+    async def ReportPreview(self, request: pb.ReportPreviewRequest, context: Context) -> pb.Orders:  # noqa: N802
+        return await self._answer(report_preview, request, context)
 
     async def CommitSteps(self, request: pb.CommitStepsRequest, context: Context) -> pb.Orders:  # noqa: N802
         return await self._answer(commit_steps, request, context)
