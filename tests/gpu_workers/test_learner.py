@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from finery.types.methods import LoraAdapter, SftHyperparameters
 from finery_gpu_workers.batch import PackedBatch, pack
 from finery_gpu_workers.learner import Learner
-from finery_gpu_workers.models.load import load_decoder
+from finery_gpu_workers.models.load import load_model
 from finery_testing.tiny import make_tiny_model
 
 torch.set_num_threads(1)
@@ -49,7 +49,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def learner(folder: Path, hyper: SftHyperparameters = HYPER, seed: int = 1) -> Learner:
-    model = load_decoder(folder, device="cpu", dtype=torch.float32)
+    model = load_model(folder, device="cpu", dtype=torch.float32)
     return Learner.create(model, ADAPTER, hyper, seed=seed)
 
 
@@ -235,7 +235,7 @@ def test_an_adapter_goes_on_from_a_checkpoint_with_a_fresh_optimizer(folder: Pat
 def test_a_base_in_bf16_trains_float32_masters_near_the_float32_curve(folder: Path) -> None:
     curves = []
     for dtype in (torch.float32, torch.bfloat16):
-        decoder = load_decoder(folder, device="cpu", dtype=dtype)
+        decoder = load_model(folder, device="cpu", dtype=dtype)
         one = Learner.create(decoder, ADAPTER, HYPER, seed=1)
         curves.append(train(one, range(12))[0])
         assert one.state()["master.model.layers.0.mlp.down_proj.lora_A"].dtype == torch.float32
