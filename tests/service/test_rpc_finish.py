@@ -8,7 +8,7 @@ import grpc
 import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from finery.types.data import Warning
+from finery.types import data
 from finery.types.jobs import Intent
 from finery_protos.v1 import worker_pb2 as pb
 from finery_service.db.engine import transaction
@@ -149,7 +149,7 @@ async def test_prepared_data_queue_the_job_and_a_later_finish_is_a_no_op(
 ) -> None:
     assert (await preparing.begin()).kind == pb.ATTEMPT_KIND_PREPARE
     await preparing.heartbeat()
-    warning = Warning(code="reasoning_not_trained", message="expected …", param="hyperparameters.train_on")
+    warning = data.Warning(code="reasoning_not_trained", message="expected …", param="hyperparameters.train_on")
     found = control.report(warning, longest=9)
     statistics = found.model_dump_json()
     first = await preparing.prepared(dropped_rows=1, truncated_rows=2, statistics_json=statistics)
@@ -186,14 +186,15 @@ async def test_counts_that_cannot_be_are_refused(preparing: Worker, system_engin
     await refused(preparing.prepared(truncated_rows=11), Code.INVALID_ARGUMENT, "at most rows")
     await refused(preparing.prepared(dropped_rows=-1), Code.INVALID_ARGUMENT, "found -1")
     await refused(preparing.prepared(prepared_prefix="elsewhere/"), Code.INVALID_ARGUMENT, "object key below")
-    sets = json.loads(control.report().model_dump_json())
+    good = json.loads(control.report().model_dump_json())
+    both = {"train": good["sets"]["train"], "validation": good["sets"]["train"]}
     for wrong, told in (
         ("", "a wrong sets"),
         ("[]", "JSON object"),
-        (json.dumps({**sets, "vocab_size": None}), "a wrong vocab_size"),
-        (json.dumps({**sets, "sets": {}}), "expected train, found none"),
+        (json.dumps({**good, "vocab_size": None}), "a wrong vocab_size"),
+        (json.dumps({**good, "sets": {}}), "expected train, found none"),
         (
-            json.dumps({**sets, "sets": {**sets["sets"], "validation": sets["sets"]["train"]}}),
+            json.dumps({**good, "sets": both}),
             "found train, validation",
         ),
         (control.report(rows=9).model_dump_json(), "expected 10 as in rows, found 9"),

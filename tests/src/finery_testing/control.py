@@ -14,7 +14,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlmodel import col, select
 
-from finery.types.data import DataReport, SetReport, Warning
+from finery.types import data
 from finery_protos.v1 import worker_pb2 as pb
 from finery_protos.v1.worker_pb2_grpc import WorkersStub
 from finery_service.clock import Clock
@@ -146,12 +146,12 @@ class Worker:
         return (("authorization", f"Bearer {token}"),)
 
 
-def report(*warnings: Warning, **values: Any) -> DataReport:
+def report(*warnings: data.Warning, **values: Any) -> data.DataReport:
     """What a prepare attempt found in ten good rows; `values` override the training set's."""
     counts = {"format": "chat", "rows": 10, "tokens": 500, "trained_tokens": 200, "dropped_rows": 0}
     lengths = {"truncated_rows": 0, "longest": 60, "shortest": 40}
-    train = SetReport.model_validate({**counts, **lengths, "digest": SHA, **values})
-    return DataReport(sets={"train": train}, warnings=warnings, tokenizer_sha256=SHA, vocab_size=261)
+    train = data.SetReport.model_validate({**counts, **lengths, "digest": SHA, **values})
+    return data.DataReport(sets={"train": train}, warnings=warnings, tokenizer_sha256=SHA, vocab_size=261)
 
 
 def step(number: int, tokens: int = 100, *, loss: float = 2.5, evaluation: float | None = None) -> pb.Step:
