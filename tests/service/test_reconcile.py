@@ -55,8 +55,13 @@ async def test_a_job_is_prepared_then_admitted_then_running(
     assert all(attempt.cleaned_at for attempt in await control.attempts(system_engine, job.id))
     history = [event.data["to"] for event in await control.events(system_engine, job.id, "state")]
     assert history == ["queued", "starting", "running", "succeeded"]
-    phases = [(e.data["number"], e.data["phase"]) for e in await control.events(system_engine, job.id, "attempt")]
-    assert phases == [(1, "started"), (1, "ended"), (2, "started"), (2, "ended")]
+    history = [e.data for e in await control.events(system_engine, job.id, "attempt")]
+    assert [(data["kind"], data["number"], data["phase"]) for data in history] == [
+        ("prepare", 1, "started"),
+        ("prepare", 1, "ended"),
+        ("train", 1, "started"),
+        ("train", 1, "ended"),
+    ]
     assert await audited(system_engine, pool) == []
 
 

@@ -12,6 +12,7 @@ import pytest
 from finery.types.jobs import TERMINAL, Intent, JobState
 from finery.types.reasons import RULES, JobReason
 from finery_service.jobs.states import (
+    PREVIEW_TRANSITIONS,
     TRANSITIONS,
     AttemptKind,
     AttemptView,
@@ -28,6 +29,10 @@ PAST, FUTURE = NOW - timedelta(seconds=1), NOW + timedelta(seconds=1)
 LIVE = AttemptView(kind="train", running=True, lease_expires_at=FUTURE, launched_at=PAST)
 OPEN = [state for state in JobState if state not in TERMINAL]
 CANCELLED = Outcome(JobState.CANCELLED, JobReason.CANCELLED_BY_CUSTOMER)
+PAUSED = Outcome(JobState.PAUSED, JobReason.PAUSED_BY_CUSTOMER)
+REQUEUED = Outcome(JobState.QUEUED, JobReason.WAITING_FOR_PLACEMENT)
+PREPARING = replace(LIVE, kind="prepare")
+STARTING = replace(LIVE, running=False)
 
 
 @pytest.mark.parametrize("state", sorted(TERMINAL))
@@ -142,6 +147,94 @@ def test_success_stands_even_when_a_cancel_came_late() -> None:
     assert after_attempt(job, "train", JobReason.COMPLETED, NOW).to is JobState.SUCCEEDED
 
 
+def test_stopping_early_and_an_invalid_model_end_the_job() -> None:
+    stopped = after_attempt(JobView(JobState.RUNNING, Intent.PAUSE), "train", JobReason.STOPPED_EARLY, NOW)
+    assert (stopped.to, stopped.reason) == (JobState.SUCCEEDED, JobReason.STOPPED_EARLY)
+    for state, kind in ((JobState.VALIDATING, "prepare"), (JobState.RUNNING, "train")):
+        outcome = after_attempt(JobView(state), kind, JobReason.INVALID_MODEL, NOW)  # type: ignore[arg-type]
+        assert (outcome.to, outcome.reason) == (JobState.FAILED, JobReason.INVALID_MODEL)
+
+
+@pytest.mark.parametrize(
+    ("state", "attempt", "due"),
+    [
+        # The preparation goes on, it costs nothing; then the job rests before it takes a slot.
+        (JobState.VALIDATING, None, Decision(prepare=True)),
+        (JobState.VALIDATING, PREPARING, Decision()),
+        (JobState.VALIDATING, replace(PREPARING, running=False), Decision()),
+        (JobState.QUEUED, None, Decision(outcome=PAUSED)),
+        (JobState.STARTING, STARTING, Decision(end_attempt=JobReason.PAUSED_BY_CUSTOMER, outcome=PAUSED)),
+        (JobState.RUNNING, LIVE, Decision()),  # it is told, publishes and finishes
+        (JobState.PAUSED, None, Decision()),
+    ],
+)
+def test_what_a_pause_does_in_every_state(state: JobState, attempt: AttemptView | None, due: Decision) -> None:
+    assert decide(JobView(state, Intent.PAUSE, intent_at=NOW), attempt, now=NOW, pool="alive") == due
+
+
+@pytest.mark.parametrize(
+    ("state", "attempt", "due"),
+    [
+        (JobState.VALIDATING, PREPARING, Decision()),
+        (JobState.QUEUED, None, Decision()),
+        (JobState.STARTING, STARTING, Decision()),
+        (JobState.RUNNING, LIVE, Decision()),
+        (JobState.PAUSED, None, Decision(outcome=REQUEUED)),
+    ],
+)
+def test_what_a_resume_does_in_every_state(state: JobState, attempt: AttemptView | None, due: Decision) -> None:
+    assert decide(JobView(state, Intent.RUN, intent_at=NOW), attempt, now=NOW, pool="alive") == due
+
+
+def test_a_paused_job_is_cancelled_at_once() -> None:
+    job = JobView(JobState.PAUSED, Intent.CANCEL, intent_at=NOW)
+    assert decide(job, None, now=NOW, pool="unreachable") == Decision(outcome=CANCELLED)
+
+
+def test_a_pause_while_the_data_is_prepared_waits_for_the_end_of_the_preparation() -> None:
+    job = JobView(JobState.VALIDATING, Intent.PAUSE)
+    assert after_attempt(job, "prepare", JobReason.COMPLETED, NOW).to is JobState.QUEUED
+    queued = decide(JobView(JobState.QUEUED, Intent.PAUSE), None, now=NOW, pool="alive")
+    assert queued == Decision(outcome=PAUSED)
+    told = after_attempt(job, "prepare", JobReason.PAUSED_BY_CUSTOMER, NOW)
+    assert (told.to, told.faults) == (None, None), "a worker that obeys the pause is no fault"
+
+
+@pytest.mark.parametrize(
+    ("intent", "outcome"), [(Intent.PAUSE, PAUSED), (Intent.RUN, REQUEUED), (Intent.CANCEL, CANCELLED)]
+)
+def test_what_the_customer_wants_by_now_counts_when_a_worker_has_paused(intent: Intent, outcome: Outcome) -> None:
+    job = JobView(JobState.RUNNING, intent, intent_at=NOW, faults={"worker_lost": 1})
+    assert after_attempt(job, "train", JobReason.PAUSED_BY_CUSTOMER, NOW) == outcome
+
+
+def test_a_worker_that_is_lost_while_it_pauses_leaves_a_paused_job() -> None:
+    job = JobView(JobState.RUNNING, Intent.PAUSE, intent_at=NOW, faults={"worker_lost": 1})
+    decision = decide(job, replace(LIVE, lease_expires_at=PAST), now=NOW, pool="alive")
+    assert decision.end_attempt is JobReason.WORKER_LOST
+    assert decision.outcome == replace(PAUSED, faults={"worker_lost": 2})
+    late = replace(job, intent_at=NOW - timedelta(seconds=60))
+    ended = Decision(end_attempt=JobReason.PAUSED_BY_CUSTOMER, outcome=PAUSED)
+    assert decide(late, LIVE, now=NOW, pool="alive") == ended, "one that ignores the pause is stopped after its grace"
+
+
+def test_a_preview_ends_with_its_preparation_and_never_waits_for_an_accelerator() -> None:
+    preview = JobView(JobState.VALIDATING, preview=True)
+    assert decide(preview, None, now=NOW, pool="alive") == Decision(prepare=True)
+    done = after_attempt(preview, "prepare", JobReason.COMPLETED, NOW)
+    assert (done.to, done.reason) == (JobState.SUCCEEDED, JobReason.COMPLETED)
+    assert after_attempt(preview, "prepare", JobReason.INVALID_DATA, NOW).to is JobState.FAILED
+    assert after_attempt(preview, "prepare", JobReason.WORKER_LOST, NOW).to is None
+    for reason in RULES:
+        for intent in Intent:
+            target = after_attempt(replace(preview, intent=intent), "prepare", reason, NOW).to
+            assert target is None or allowed("validating", target, preview=True), (reason, intent)
+    for targets in PREVIEW_TRANSITIONS.values():
+        assert targets <= TERMINAL
+    assert not allowed("validating", "succeeded")
+    assert not allowed("succeeded", "queued", preview=True)
+
+
 def test_every_outcome_is_an_allowed_move() -> None:
     sources: dict[AttemptKind, list[JobState]] = {
         "prepare": [JobState.VALIDATING],
@@ -150,7 +243,7 @@ def test_every_outcome_is_an_allowed_move() -> None:
     for kind, states in sources.items():
         for source in states:
             for reason in RULES:
-                if reason is JobReason.COMPLETED and source is JobState.STARTING:
+                if RULES[reason].final == "succeeded" and source is JobState.STARTING:
                     continue  # nothing completes before its first call
                 for intent in Intent:
                     outcome = after_attempt(JobView(source, intent), kind, reason, NOW)

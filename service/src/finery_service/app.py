@@ -18,6 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from finery.types.methods import JobCreate
 from finery.types.models import ModelCreate
+from finery.types.previews import PreviewCreate
 from finery.types.tenants import KeyCreate, TenantCreate
 from finery_service.checkpoints.routes import router as checkpoints
 from finery_service.clock import Clock, system_clock
@@ -37,6 +38,7 @@ from finery_service.jobs import stream
 from finery_service.jobs.routes import router as jobs
 from finery_service.keys.routes import router as keys
 from finery_service.models.routes import router as models
+from finery_service.previews.routes import router as previews
 from finery_service.settings import Settings, required
 from finery_service.tenants.routes import router as tenants
 from finery_service.usage.routes import router as usage
@@ -79,12 +81,12 @@ def create_app(
     )
     app.state.services = Services(settings, app_engine, system_engine, store, clock, feeds, metrics)
     app.add_middleware(Edge, clock=clock, metrics=metrics)
-    routers = (files, models, jobs, checkpoints, usage, tenants, keys)
+    routers = (files, previews, models, jobs, checkpoints, usage, tenants, keys)
     install_handlers(app, (*routers, health))
     for router in routers:
         app.include_router(router, dependencies=[Depends(known_parameters)])
     app.include_router(health)
-    install_openapi(app, [JobCreate, ModelCreate, TenantCreate, KeyCreate])
+    install_openapi(app, [JobCreate, PreviewCreate, ModelCreate, TenantCreate, KeyCreate])
     return app
 
 

@@ -113,6 +113,10 @@ class Worker:
         request = pb.ReportPreparedRequest(**self._who, **{**counts, **values})
         return await self._stub.ReportPrepared(request, metadata=self._metadata)
 
+    async def previewed(self, rows_json: str) -> pb.Orders:
+        request = pb.ReportPreviewRequest(**self._who, rows_json=rows_json)
+        return await self._stub.ReportPreview(request, metadata=self._metadata)
+
     async def commit(self, *steps: pb.Step) -> pb.Orders:
         return await self._stub.CommitSteps(pb.CommitStepsRequest(**self._who, steps=steps), metadata=self._metadata)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from typing import Any
 
+from sqlalchemy import func
 from sqlmodel import select
 from sqlmodel.ext.asyncio.session import AsyncSession
 
@@ -27,6 +29,7 @@ def view(job: JobRow) -> JobView:
         intent_at=job.intent_at,
         faults=job.faults,
         not_before=job.not_before,
+        preview=job.kind == "preview",
     )
 
 
@@ -65,8 +68,7 @@ async def start(
     )
     session.add(attempt)
     await session.flush()
-    data = {"attempt": attempt.id, "number": attempt.fence, "kind": kind, "phase": "started", "resumed_from_step": step}
-    await store.append_event(session, tenant=job.tenant_id, job=job.id, type="attempt", data=data, now=now)
+    await _tell(session, attempt, now, phase="started", resumed_from_step=step)
     return attempt
 
 
@@ -82,14 +84,7 @@ async def end(session: AsyncSession, job: JobRow, attempt: AttemptRow, *, reason
     await ledger.void(session, job, reason=reason.value, after_step=-1 if checkpoint is None else checkpoint)
     job.step = checkpoint or 0
     await session.flush()
-    data = {
-        "attempt": attempt.id,
-        "number": attempt.fence,
-        "kind": attempt.kind,
-        "phase": "ended",
-        "reason": reason.value,
-    }
-    await store.append_event(session, tenant=job.tenant_id, job=job.id, type="attempt", data=data, now=now)
+    await _tell(session, attempt, now, phase="ended", reason=reason.value)
 
 
 async def settle(
@@ -110,6 +105,16 @@ async def settle(
         error = None
     if not await store.move(session, job.id, to=outcome.to, reason=outcome.reason, now=now, error=error):
         raise RuntimeError(f"job {job.id} cannot go from {job.state} to {outcome.to}: see jobs.states.TRANSITIONS")
+
+
+async def _tell(session: AsyncSession, attempt: AttemptRow, now: datetime, **what: Any) -> None:
+    """`number` counts the attempts of a kind: the first training is attempt 1, however often the data was prepared."""
+    earlier = select(func.count()).where(
+        AttemptRow.job_id == attempt.job_id, AttemptRow.kind == attempt.kind, AttemptRow.fence <= attempt.fence
+    )
+    number = (await session.exec(earlier)).one()
+    data = {"attempt": attempt.id, "number": number, "kind": attempt.kind, **what}
+    await store.append_event(session, tenant=attempt.tenant_id, job=attempt.job_id, type="attempt", data=data, now=now)
 
 
 def _default_error(reason: JobReason) -> ErrorDetail:

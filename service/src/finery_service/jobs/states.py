@@ -31,6 +31,10 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     JobState.FAILED: frozenset(),
     JobState.CANCELLED: frozenset(),
 }
+PREVIEW_TRANSITIONS: dict[JobState, frozenset[JobState]] = {
+    JobState.VALIDATING: frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
+}
+"""A preview is prepared and never trained, so it never waits for an accelerator."""
 
 _INTENDED = {
     Intent.CANCEL: (JobState.CANCELLED, JobReason.CANCELLED_BY_CUSTOMER),
@@ -41,8 +45,9 @@ _MISSING_AFTER = timedelta(seconds=10)
 """A pool may list a fresh worker late; before this, `missing` says nothing."""
 
 
-def allowed(source: str, target: str) -> bool:
-    return JobState(target) in TRANSITIONS[JobState(source)]
+def allowed(source: str, target: str, *, preview: bool = False) -> bool:
+    table = PREVIEW_TRANSITIONS if preview else TRANSITIONS
+    return JobState(target) in table.get(JobState(source), frozenset())
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,8 @@ class JobView:
     faults: Mapping[str, int] | None = None
     """Attempts that ended so since the last checkpoint, by reason."""
     not_before: datetime | None = None
+    preview: bool = False
+    """It ends with its preparation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +107,15 @@ def after_attempt(
     job: JobView, kind: AttemptKind, reason: JobReason, now: datetime, policy: Policy | None = None
 ) -> Outcome:
     """What becomes of a job whose attempt ended with `reason`."""
-    if reason is JobReason.COMPLETED:
-        return _after_completion(job, kind)
     final = RULES[reason].final
+    if final == "succeeded":
+        return _after_completion(job, kind, reason)
     if final == "failed" or final == "cancelled":
         return Outcome(JobState(final), reason, faults={})
     if job.intent is Intent.CANCEL:
         return Outcome(*_INTENDED[Intent.CANCEL])
-    if kind == "train" and final == "paused":
-        return Outcome(JobState.PAUSED, reason)
+    if final == "paused":
+        return _after_pause(job, kind)
     return _after_fault(job, kind, reason, now, policy or Policy())
 
 
@@ -131,12 +138,23 @@ def decide(
     return Decision(end_attempt=lost, outcome=after_attempt(job, attempt.kind, lost, now, policy))
 
 
-def _after_completion(job: JobView, kind: AttemptKind) -> Outcome:
+def _after_completion(job: JobView, kind: AttemptKind, reason: JobReason) -> Outcome:
     if kind == "train":
-        return Outcome(JobState.SUCCEEDED, JobReason.COMPLETED, faults={})
+        return Outcome(JobState.SUCCEEDED, reason, faults={})
     if job.intent is Intent.CANCEL:
         return Outcome(*_INTENDED[Intent.CANCEL])
+    if job.preview:
+        return Outcome(JobState.SUCCEEDED, JobReason.COMPLETED, faults={})
     return Outcome(JobState.QUEUED, JobReason.WAITING_FOR_PLACEMENT, faults={})
+
+
+def _after_pause(job: JobView, kind: AttemptKind) -> Outcome:
+    """The worker was told to pause, and by now the customer may want the job to go on: that is no fault of anybody."""
+    if kind == "prepare":
+        return Outcome(None, JobReason.WAITING_FOR_VALIDATION)
+    if job.intent is Intent.RUN:
+        return Outcome(JobState.QUEUED, JobReason.WAITING_FOR_PLACEMENT)
+    return Outcome(*_INTENDED[Intent.PAUSE])
 
 
 def _after_fault(job: JobView, kind: AttemptKind, reason: JobReason, now: datetime, policy: Policy) -> Outcome:
@@ -144,6 +162,8 @@ def _after_fault(job: JobView, kind: AttemptKind, reason: JobReason, now: dateti
     count = faults[reason.value] = faults.get(reason.value, 0) + 1
     if count >= RULES[reason].retries:
         return Outcome(JobState.FAILED, JobReason.TOO_MANY_FAULTS, faults=faults)
+    if kind == "train" and job.intent is Intent.PAUSE:
+        return Outcome(*_INTENDED[Intent.PAUSE], faults=faults)
     wait = timedelta() if reason in _NO_BACKOFF else min(policy.backoff * 2 ** min(count - 1, 30), policy.backoff_cap)
     to = None if kind == "prepare" else JobState.QUEUED
     return Outcome(to, reason, not_before=now + wait if wait else None, faults=faults)

@@ -81,7 +81,9 @@ async def move(
     """Compare and set: False, and nothing is written, if `to` is not allowed from the state that the job is in by
     now (a terminal state never changes) or the version is another one."""
     job = await lock(session, job_id)
-    if job is None or not allowed(job.state, to) or expect_version not in (None, job.version):
+    if job is None or expect_version not in (None, job.version):
+        return False
+    if not allowed(job.state, to, preview=job.kind == "preview"):
         return False
     source, job.state = job.state, to.value
     job.reason = reason.value if reason else None

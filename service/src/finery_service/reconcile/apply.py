@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 
 import structlog
@@ -35,18 +36,17 @@ _CLEANED = text("""
 
 async def lifecycle(context: Context, view: View, pool: Pool) -> bool:
     """Expiries, cancellations, prepare attempts: what is due by `states.decide`. True if anything changed."""
-    room = context.settings.prepare_attempts - sum(attempt.kind == "prepare" for attempt in view.live.values())
+    room = _Room.of(view, context.settings.prepare_attempts)
     changed = False
-    for job in view.jobs:
+    for job in room.in_turn(view.jobs):
         if not context.patience.ready(job.id):
             continue
         attempt = view.live.get(job.id)
         word = pool.word(attempt.id if attempt else None)
         with _alone(context, job.id):
             decision = _decide(context, job, attempt, view, word)
-            if decision == states.Decision() or (decision.prepare and room <= 0):
+            if decision == states.Decision() or (decision.prepare and not room.take(job)):
                 continue
-            room -= decision.prepare
             changed = await _carry_out(context, job, word) or changed
     return changed
 
@@ -98,6 +98,37 @@ async def launch_failed(context: Context, attempt: AttemptRow) -> None:
         outcome = states.after_attempt(attempts.view(job), attempt_view(current).kind, reason, now, context.policy)
         await attempts.end(session, job, current, reason=reason, now=context.clock())
         await attempts.settle(session, job, outcome, now=context.clock())
+
+
+def _is_preview(job: JobRow) -> bool:
+    return job.kind == "preview"
+
+
+@dataclass
+class _Room:
+    """Prepare attempts that may still start. Previews go first, as somebody waits for them and they are short; but
+    they leave jobs one place, so that no number of them holds a job up. Where there is one place, age alone counts."""
+
+    limit: int
+    all: int
+    previews: int
+
+    @classmethod
+    def of(cls, view: View, limit: int) -> _Room:
+        preparing = [job for job in view.jobs if job.id in view.live and view.live[job.id].kind == "prepare"]
+        return cls(limit, limit - len(preparing), max(1, limit - 1) - sum(map(_is_preview, preparing)))
+
+    def in_turn(self, jobs: Sequence[JobRow]) -> list[JobRow]:
+        return sorted(jobs, key=lambda job: self.limit > 1 and not _is_preview(job))
+
+    def take(self, job: JobRow) -> bool:
+        """Whether there is a place for it, which it then has."""
+        preview = _is_preview(job)
+        if self.all <= 0 or (preview and self.previews <= 0):
+            return False
+        self.all -= 1
+        self.previews -= preview
+        return True
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import uvloop
 
 from finery_scheduler.core.plan import plan
 from finery_service.db.engine import create_engine, transaction
+from finery_service.previews import store as previews
 from finery_service.reconcile import apply, audit, effects, lease
 from finery_service.reconcile.context import Context
 from finery_service.reconcile.snapshot import read, to_snapshot
@@ -21,7 +22,8 @@ from finery_service.settings import Settings, required
 
 _log = structlog.get_logger(__name__)
 _LONGEST_WAIT = 5.0
-_AUDIT_EVERY = 120
+_KEEP_HOUSE_EVERY = 120
+"""Ticks."""
 _STOP_SECONDS = 5.0
 
 
@@ -86,8 +88,8 @@ async def _tick_on(context: Context, stop: asyncio.Event) -> None:
             if context.leadership is not None:
                 await tick(context)
                 ticks += 1
-                if ticks % _AUDIT_EVERY == 0:
-                    await _audit(context)
+                if ticks % _KEEP_HOUSE_EVERY == 0:
+                    await keep_house(context)
             failures = 0
         except lease.StaleLeaderError as stale:
             _log.info("stale_decision_dropped", reason=str(stale))
@@ -98,7 +100,10 @@ async def _tick_on(context: Context, stop: asyncio.Event) -> None:
         await _pause(stop, min(wait * 2 ** min(failures, 10), max(wait, _LONGEST_WAIT)))
 
 
-async def _audit(context: Context) -> None:
+async def keep_house(context: Context) -> None:
+    """Old previews go; what is not as it must be is told to the log."""
+    async with context.apply() as session:
+        await previews.forget(session, context.clock())
     pool = await context.pool()
     async with transaction(context.engine) as session:
         for difference in await audit.differences(session, pool.nodes if pool.reachable else None):

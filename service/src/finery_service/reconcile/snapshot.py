@@ -22,6 +22,7 @@ from finery_service.jobs.states import AttemptView, PoolWord
 from finery_service.jobs.tables import AttemptRow, JobRow
 
 _log = structlog.get_logger(__name__)
+_UNREAD = (JobRow.spec, JobRow.error, JobRow.data, JobRow.preview)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class View:
     now: datetime
     """The database's clock."""
     jobs: tuple[JobRow, ...]
-    """Not terminal, oldest first; `spec` and `error` are not loaded."""
+    """Not terminal, oldest first, without what no decision looks at (`_UNREAD`)."""
     live: Mapping[str, AttemptRow]
     """By job."""
     uncleaned: tuple[AttemptRow, ...]
@@ -69,7 +70,7 @@ async def read(engine: AsyncEngine) -> View:
             await session.exec(
                 select(JobRow)
                 .where(_open())
-                .options(defer(cast(Any, JobRow.spec)), defer(cast(Any, JobRow.error)))
+                .options(*(defer(cast(Any, column)) for column in _UNREAD))
                 .order_by(col(JobRow.created_at), col(JobRow.id))
             )
         ).all()

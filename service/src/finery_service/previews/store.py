@@ -1,0 +1,48 @@
+"""Previews in the database. They live in `jobs`; what moves them is what moves jobs."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import cast
+
+from sqlalchemy import CursorResult, text
+from sqlmodel import col, select
+from sqlmodel.ext.asyncio.session import AsyncSession
+
+from finery_service.jobs.tables import JobRow
+from finery_service.models.tables import ModelRow
+
+KEPT = timedelta(days=1)
+# Only those of which nothing can be left in the pool.
+_FORGET = text("""
+    with old as (
+        select id from jobs where kind = 'preview' and created_at < :before and finished_at is not null
+        and not exists (select from attempts where job_id = jobs.id and cleaned_at is null)
+        limit :count for update skip locked
+    ),
+    gone_events as (delete from events where job_id in (select id from old)),
+    gone_heads as (delete from job_heads where job_id in (select id from old)),
+    gone_attempts as (delete from attempts where job_id in (select id from old))
+    delete from jobs where id in (select id from old)
+""")
+
+
+async def get(session: AsyncSession, tenant_id: str, file_id: str, preview_id: str) -> tuple[JobRow, ModelRow] | None:
+    """The preview of this file, and its model."""
+    statement = (
+        select(JobRow, ModelRow)
+        .join(ModelRow, col(ModelRow.id) == col(JobRow.model_id))
+        .where(
+            JobRow.tenant_id == tenant_id,
+            JobRow.id == preview_id,
+            JobRow.kind == "preview",
+            JobRow.training_file_id == file_id,
+        )
+    )
+    return (await session.exec(statement)).one_or_none()
+
+
+async def forget(session: AsyncSession, now: datetime, *, count: int = 1000) -> int:
+    """Deletes previews that are older than a day, at most so many; how many it was. As finery_system."""
+    result = await session.execute(_FORGET, {"before": now - KEPT, "count": count})
+    return cast(CursorResult[object], result).rowcount
