@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM
 from finery.types.methods import LoraAdapter
 from finery_gpu_workers.batch import pack
 from finery_gpu_workers.errors import WorkerError
-from finery_gpu_workers.models.decoder import Decoder
-from finery_gpu_workers.models.load import load_decoder
+from finery_gpu_workers.models.interface import Model
+from finery_gpu_workers.models.load import load_model
 from finery_gpu_workers.models.lora import Lora, attach
 from finery_gpu_workers.models.peft_layout import export_peft, load_peft, read_adapter
 from finery_testing.tiny import make_tiny_model
@@ -36,8 +36,8 @@ def folder(tmp_path: Path) -> Path:
     return make_tiny_model(tmp_path / "model")
 
 
-def adapted(folder: Path, adapter: LoraAdapter, *, trained: bool) -> tuple[Decoder, Lora]:
-    decoder = load_decoder(folder, device="cpu", dtype=torch.float32)
+def adapted(folder: Path, adapter: LoraAdapter, *, trained: bool) -> tuple[Model, Lora]:
+    decoder = load_model(folder, device="cpu", dtype=torch.float32)
     lora = attach(decoder, adapter, seed=1)
     if trained:
         lora.parameters.values.copy_(
@@ -48,13 +48,13 @@ def adapted(folder: Path, adapter: LoraAdapter, *, trained: bool) -> tuple[Decod
 
 
 @torch.no_grad()
-def logits_of(decoder: Decoder) -> Tensor:
+def logits_of(decoder: Model) -> Tensor:
     batch = pack([(TOKENS.tolist(), [1.0] * len(TOKENS))])
     return decoder.logits(decoder.forward(batch.tokens, batch.positions, batch.lengths))
 
 
 def base_logits(folder: Path) -> Tensor:
-    return logits_of(load_decoder(folder, device="cpu", dtype=torch.float32))
+    return logits_of(load_model(folder, device="cpu", dtype=torch.float32))
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS, ids=["all", "some", "half of a stack"])
@@ -95,7 +95,7 @@ def test_a_fresh_adapter_changes_nothing_and_is_drawn_like_pefts(folder: Path) -
 
 def test_the_seed_alone_decides_the_fresh_adapter(folder: Path) -> None:
     def values(seed: int) -> Tensor:
-        decoder = load_decoder(folder, device="cpu", dtype=torch.float32)
+        decoder = load_model(folder, device="cpu", dtype=torch.float32)
         return attach(decoder, ADAPTERS[0], seed).parameters.values
 
     assert torch.equal(values(5), values(5))
@@ -169,7 +169,7 @@ def test_h01_a_pickled_adapter_is_refused(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("use_dora", True), ("use_rslora", True), ("modules_to_save", ["lm_head"]), ("rank_pattern", {"q_proj": 2})],
+    [("use_dora", True), ("use_rslora", True), ("trainable_token_indices", [7]), ("rank_pattern", {"q_proj": 2})],
 )
 def test_a_variant_of_lora_that_we_would_apply_wrongly_is_refused(
     folder: Path, tmp_path: Path, key: str, value: object

@@ -20,7 +20,7 @@ from finery.types.models import HubSource, ModelSource, PathSource, S3Source, Wh
 from finery_gpu_workers.errors import WorkerError
 from finery_gpu_workers.models import catalog
 from finery_gpu_workers.models.catalog import resolve
-from finery_gpu_workers.models.load import load_decoder
+from finery_gpu_workers.models.load import load_model
 from finery_testing.tiny import make_tiny_model
 
 Answer = tuple[int, dict[str, str], bytes]
@@ -147,7 +147,7 @@ def test_s3_is_fetched_once_whole_and_listed_with_hashes(
     assert {"model.safetensors", "tokenizer.json", "chat_template.jinja", "generation_config.json"} <= files.keys()
     for name, file in files.items():
         assert hashlib.sha256((tiny / name).read_bytes()).hexdigest() == file["sha256"]
-    load_decoder(folder, device="cpu", dtype=torch.float32)
+    load_model(folder, device="cpu", dtype=torch.float32)
 
 
 def test_h01_s3_with_a_pickle_is_refused_before_anything_is_read(
@@ -240,7 +240,7 @@ def test_the_hub_is_asked_for_safe_files_only(tiny: Path, tmp_path: Path, monkey
         "pytorch_model.bin",
         "modeling.py",
     } | {"finery.json"}
-    load_decoder(folder, device="cpu", dtype=torch.float32)
+    load_model(folder, device="cpu", dtype=torch.float32)
 
 
 def test_an_unknown_repository_is_said_to_be_unknown(

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from finery_gpu_workers.batch import PackedBatch, pack
 from finery_gpu_workers.models import attention
-from finery_gpu_workers.models.decoder import Decoder
-from finery_gpu_workers.models.load import load_decoder
+from finery_gpu_workers.models.interface import Model
+from finery_gpu_workers.models.load import load_model
 from finery_testing.tiny import make_tiny_model
 
 torch.set_num_threads(1)
@@ -46,14 +46,14 @@ def packed(*lengths: int) -> PackedBatch:
     return pack([(random_row(n, seed), [1.0] * n) for seed, n in enumerate(lengths)])
 
 
-def logits_of(decoder: Decoder, batch: PackedBatch) -> Tensor:
+def logits_of(decoder: Model, batch: PackedBatch) -> Tensor:
     return decoder.logits(decoder.forward(batch.tokens, batch.positions, batch.lengths))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_logits_equal_those_of_transformers(tmp_path: Path, shape: str) -> None:
     folder = make_tiny_model(tmp_path / "m", 3, **SHAPES[shape])
-    ours = load_decoder(folder, device="cpu", dtype=torch.float32)
+    ours = load_model(folder, device="cpu", dtype=torch.float32)
     peer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     batch = packed(200)
     with torch.no_grad():
@@ -68,7 +68,7 @@ def test_packed_rows_equal_rows_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lengths: tuple[int, ...], matmul_up_to: int
 ) -> None:
     monkeypatch.setattr(attention, "_MATMUL_UP_TO", matmul_up_to)
-    decoder = load_decoder(make_tiny_model(tmp_path / "m"), device="cpu", dtype=torch.float32)
+    decoder = load_model(make_tiny_model(tmp_path / "m"), device="cpu", dtype=torch.float32)
     together = logits_of(decoder, packed(*lengths))
     alone = [logits_of(decoder, pack([(random_row(n, seed), [1.0] * n)])) for seed, n in enumerate(lengths)]
     torch.testing.assert_close(together, torch.cat(alone), rtol=1e-5, atol=1e-6)
@@ -76,7 +76,7 @@ def test_packed_rows_equal_rows_alone(
 
 def test_a_row_does_not_see_its_neighbour(tmp_path: Path) -> None:
     """Another first row of the same length leaves the second row's logits alone, and changes its own."""
-    decoder = load_decoder(make_tiny_model(tmp_path / "m"), device="cpu", dtype=torch.float32)
+    decoder = load_model(make_tiny_model(tmp_path / "m"), device="cpu", dtype=torch.float32)
     second = (random_row(9, 1), [1.0] * 9)
     one, other = (logits_of(decoder, pack([(random_row(5, seed), [1.0] * 5), second])) for seed in (10, 11))
     assert torch.equal(one[5:], other[5:])
@@ -84,7 +84,7 @@ def test_a_row_does_not_see_its_neighbour(tmp_path: Path) -> None:
 
 
 def test_a_later_token_does_not_change_an_earlier_logit(tmp_path: Path) -> None:
-    decoder = load_decoder(make_tiny_model(tmp_path / "m"), device="cpu", dtype=torch.float32)
+    decoder = load_model(make_tiny_model(tmp_path / "m"), device="cpu", dtype=torch.float32)
     row = random_row(12, 0)
     one, other = (logits_of(decoder, pack([([*row[:8], *tail], [1.0] * 12)])) for tail in (row[8:], [1, 2, 3, 4]))
     torch.testing.assert_close(one[:8], other[:8], rtol=0, atol=0)

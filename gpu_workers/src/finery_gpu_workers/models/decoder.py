@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from finery_gpu_workers.errors import WorkerError
 from finery_gpu_workers.models.attention import attend
 from finery_gpu_workers.models.config import DecoderConfig
-from finery_gpu_workers.models.rope import inverse_frequencies, rotate, rotation
+from finery_gpu_workers.models.rope import amplitude, inverse_frequencies, rotate, rotation
 
 Delta = Callable[[Tensor, Tensor], Tensor]
 """(the projection's output, its input) → what the projection answers instead; may overwrite the output."""
@@ -110,7 +111,12 @@ class Decoder:
 
     def forward(self, tokens: Tensor, positions: Tensor, lengths: tuple[int, ...]) -> Tensor:
         """int64 [T], int64 [T], rows' lengths → last hidden states after the final norm, [T, hidden]."""
-        cos, sin = rotation(inverse_frequencies(self.config).to(self.device), positions, self.dtype)
+        longest = self.config.longest_row
+        if longest is not None and max(lengths) > longest:
+            found = f"expected rows of at most {longest} tokens, which this model sees whole, found {max(lengths)}"
+            raise WorkerError("row_too_long_for_model", f"{found}; lower hyperparameters.max_length")
+        frequencies = inverse_frequencies(self.config).to(self.device)
+        cos, sin = rotation(frequencies, positions, self.dtype, amplitude(self.config))
         x = F.embedding(tokens, self.embedding)
         for block in self.blocks:
             x = x + self._attention(block, self._normed(x, block.attention_norm), cos, sin, lengths)
