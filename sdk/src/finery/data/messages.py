@@ -123,8 +123,8 @@ def _weight(given: dict[str, Any], path: str, role: str) -> int | None:
 def _check_keys(given: dict[str, Any], path: str, role: str) -> None:
     allowed = _KEYS.get(role, _PLAIN_KEYS)
     for key, value in given.items():
-        if key in allowed or value is None:
-            continue
+        if key in allowed or value is None or value == []:
+            continue  # what is empty says nothing
         names = [name for name in ("role", "content", "weight", "tool_calls", REASONING[0]) if name in allowed]
         names += [name for name in ("tool_call_id", "name") if name in allowed]
         found = f"expected {', '.join(names)} in a message of role {role}, found {shown(str(key))}"
