@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +13,9 @@ import pytest
 
 from finery.types.errors import ErrorDetail
 from finery.types.jobs import Intent
+from finery.types.previews import PreviewRow, PreviewToken
 from finery.types.reasons import JobReason
+from finery_gpu_workers.errors import WorkerError
 from finery_gpu_workers.report import CallError, ControlPlane, FencedError, Outbox
 from finery_protos.v1 import worker_pb2 as pb
 from finery_testing.control_plane import FakeControlPlane
@@ -228,3 +231,22 @@ def test_an_error_of_the_outbox_is_raised_in_the_loop(fake: FakeControlPlane, co
         outbox.wait_for_grant(50)
     with pytest.raises(OSError, match="the store is away"):
         outbox.commit(pb.Step(step=1))
+
+
+def test_a_preview_is_reported_and_one_that_is_too_long_says_so(fake: FakeControlPlane, connect: Connect) -> None:
+    sent: list[pb.ReportPreviewRequest] = []
+
+    def report(request: pb.ReportPreviewRequest, _context: object) -> pb.Orders:
+        sent.append(request)
+        return pb.Orders(intent=pb.INTENT_RUN, lease_seconds=60)
+
+    fake.ReportPreview = report  # type: ignore[method-assign]
+    control = connect()
+    control.begin("0.1.0")
+    token = PreviewToken(id=195, text="é", trained=True)
+    with pytest.raises(WorkerError, match=r"preview_too_large.* 65000 tokens in 1 rows; ask for fewer"):
+        control.report_preview([PreviewRow(line=1, tokens=(token,) * 65_000)])
+    assert not sent
+    control.report_preview([PreviewRow(line=1, tokens=(token,) * 3, trained_tokens=3)])
+    (row,) = json.loads(sent[0].rows_json)
+    assert row["tokens"] == [{"id": 195, "text": "é", "trained": True}] * 3

@@ -41,6 +41,8 @@ def cpu_allocation_failure() -> Exception:
         (RuntimeError(SECRET), "platform_fault", "platform_fault"),
         (WorkerError("invalid_model", SECRET), "platform_fault", "platform_fault"),
         (WorkerError("invalid_chat_template", "it loops"), "invalid_data", "invalid_chat_template"),
+        (WorkerError("unsupported_model", "another"), "invalid_model", "unsupported_model"),
+        (WorkerError("added_tokens_untrained", "add"), "invalid_model", "added_tokens_untrained"),
         (MemoryError(SECRET), "out_of_memory", "out_of_memory"),
         (torch.OutOfMemoryError(SECRET), "out_of_memory", "out_of_memory"),
         (cpu_allocation_failure(), "out_of_memory", "out_of_memory"),

@@ -12,15 +12,18 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn, TypeVar
 
 import grpc
+from pydantic import TypeAdapter
 
 from finery.types.errors import ErrorDetail
 from finery.types.jobs import Intent
+from finery.types.previews import PreviewRow
 from finery.types.reasons import JobReason
+from finery_gpu_workers.errors import WorkerError
 from finery_protos.v1 import worker_pb2 as pb
 from finery_protos.v1.worker_pb2_grpc import WorkersStub
 
@@ -33,6 +36,9 @@ _BEGIN_SECONDS = 60.0
 _SELF_FENCE = 0.8
 _STEPS_PER_CALL = 64
 _ERROR_CHARACTERS = 16_000
+_PREVIEW = TypeAdapter(tuple[PreviewRow, ...])
+_PREVIEW_BYTES = 3 * 2**20
+"""gRPC takes 4 MiB."""
 # Reconnect soon after the server is back; gRPC's own back-off grows to two minutes.
 _CHANNEL = [
     ("grpc.initial_reconnect_backoff_ms", 200),
@@ -104,6 +110,18 @@ class ControlPlane:
         """The fields of ReportPreparedRequest. Ends the attempt."""
         self._ending = True
         self._call(self._stub.ReportPrepared, pb.ReportPreparedRequest(**report, **self._identity))
+
+    def report_preview(self, rows: Sequence[PreviewRow]) -> None:
+        """Ends the attempt. Raises WorkerError if they are more than one message holds."""
+        rows_json = _PREVIEW.dump_json(tuple(rows))
+        if len(rows_json) > _PREVIEW_BYTES:
+            tokens, limit = sum(len(row.tokens) for row in rows), _PREVIEW_BYTES // 2**20
+            message = (
+                f"Expected rows that fit into {limit} MiB, found {tokens} tokens in {len(rows)} rows; ask for less."
+            )
+            raise WorkerError("preview_too_large", message, param="rows")
+        self._ending = True
+        self._call(self._stub.ReportPreview, pb.ReportPreviewRequest(rows_json=rows_json, **self._identity))
 
     def finish(self, reason: JobReason, error: ErrorDetail | None = None) -> None:
         """Ends the attempt."""

@@ -31,8 +31,16 @@ from finery_gpu_workers.work import Ending, Work
 from finery_protos.v1 import worker_pb2 as pb
 
 _log = logging.getLogger(__name__)
-# Errors of the customer's choice of data or model; all others are ours.
-_CUSTOMERS = frozenset({"invalid_chat_template"})
+_CUSTOMERS = {
+    "invalid_chat_template": JobReason.INVALID_DATA,
+    "preview_too_large": JobReason.INVALID_DATA,
+    "added_tokens_untrained": JobReason.INVALID_MODEL,
+    "model_requires_remote_code": JobReason.INVALID_MODEL,
+    "row_too_long_for_model": JobReason.INVALID_MODEL,
+    "unsupported_adapter": JobReason.INVALID_MODEL,
+    "unsupported_model": JobReason.INVALID_MODEL,
+}
+"""Errors of the customer's choice of data or model, which another choice mends; all others are ours."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +119,12 @@ def _work(
         code_version=code_version,
     )
     if not training:
-        return prepare(work, datetime.now(UTC))
+        now = datetime.now(UTC)
+        if assignment.preview_json:
+            from finery_gpu_workers.methods.preview import preview
+
+            return preview(work, now)
+        return prepare(work, now)
     # Loading torch takes seconds: after the first call, so that the lease is held meanwhile, and only to train.
     from finery_gpu_workers.methods.sft import train
 
@@ -134,7 +147,7 @@ def ending_of(error: Exception, attempt_id: str) -> Ending:
         detail = ErrorDetail(
             message=error.message, type="invalid_request_error", code=error.code, param=error.param or "model"
         )
-        return Ending(JobReason.INVALID_DATA, detail)
+        return Ending(_CUSTOMERS[error.code], detail)
     if _out_of_memory(error):
         message = "The worker ran out of memory; lower hyperparameters.micro_batch_tokens or max_length."
         return Ending(JobReason.OUT_OF_MEMORY, _detail(message, "out_of_memory", "invalid_request_error"))
