@@ -52,10 +52,6 @@ def test_an_unknown_rope_is_refused(tmp_path: Path) -> None:
     error = load_error(folder)
     assert (error.code, "rope_type" in error.message) == ("unsupported_model", True)
     assert '"longrope"' in error.message
-        "unsupported_model",
-        True,
-        True,
-    )
 
 
 def test_h13_a_model_with_its_own_code_is_refused(tmp_path: Path) -> None:

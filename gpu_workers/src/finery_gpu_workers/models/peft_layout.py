@@ -110,6 +110,7 @@ def load_peft(lora: Lora, folder: Path) -> None:
     if expected != found:
         raise _mismatch(f"expected {expected}, found {found}")
     _copy(lora.parameters.views, stored.weights)
+    lora.refresh()
 
 
 def servable(adapter: LoraAdapter, *, own_base: bool = False) -> dict[str, Any]:
