@@ -44,6 +44,15 @@ def rows(path: Path) -> Iterator[tuple[int, Any | Problem]]:
         yield from _rows(file)
 
 
+def count(path: Path) -> int:
+    """Rows as the file's footer has it; 0 if it cannot be read. Raises as `rows` does."""
+    file = _open(path)
+    if isinstance(file, Problem):
+        return 0
+    with file:
+        return int(file.metadata.num_rows)
+
+
 def _open(path: Path) -> Any | Problem:
     with path.open("rb") as raw:
         size = raw.seek(0, 2)
