@@ -25,7 +25,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from finery import Finery
-from finery.cli.progress import JobProgress
+from finery.progress import JobProgress
 from finery.plot import loss_curve
 from finery.types.checkpoints import Checkpoint
 from finery.types.jobs import Event, Job

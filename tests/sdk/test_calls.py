@@ -62,7 +62,7 @@ async def test_a_job_is_the_fields_as_they_were_given(kind: Client) -> None:
         "training_file": "file_1",
         "hyperparameters": {"learning_rate": -1, "nonsense": [1, None]},
         "limits": {"max_cost": "1.50"},
-        "adapter": {"type": "lora", "rank": 4, "alpha": 32.0, "targets": "all-linear"},
+        "adapter": {"type": "lora", "rank": 4, "alpha": 32.0, "targets": "all-linear", "modules_to_save": []},
     }
 
 

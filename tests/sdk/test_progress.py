@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from finery.cli.progress import JobProgress, JobView, TransferProgress
+from finery.progress import JobProgress, JobView, TransferProgress
 from finery.types.jobs import Event
 
 from .support import event_json

@@ -21,10 +21,17 @@ from finery.types.jobs import Event, Job
 from finery.types.methods import SftJobCreate
 from finery.types.models import Model, ModelCreate
 from finery.types.pages import Page
+from finery.types.previews import Preview
 from finery.types.tenants import Key, KeyCreate, Tenant, TenantCreate
 from finery.types.usage import GroupBy, UsageRow
 
 T = TypeVar("T")
+
+
+class Nothing(Resource):
+    """The answer to a deletion: whatever the server says, nothing is left to hand out."""
+
+
 M = TypeVar("M", bound=BaseModel)
 Params = tuple[tuple[str, str], ...]
 
@@ -33,7 +40,7 @@ Params = tuple[tuple[str, str], ...]
 class Call(Generic[T]):
     """One request and the class of its answer; the same bytes on every attempt."""
 
-    method: Literal["GET", "POST", "DELETE"]
+    method: Literal["GET", "POST", "PATCH", "DELETE"]
     path: str
     expect: type[T]
     params: Params = ()
@@ -60,17 +67,31 @@ class Call(Generic[T]):
 # -- files, models ----------------------------------------------------------------------------------------------------
 
 
-def upload_file(upload: Upload, key: str) -> Call[File]:
-    body = Multipart(upload, boundary=f"finery-{key}")
+def upload_file(upload: Upload, project: str | None, key: str) -> Call[File]:
+    body = Multipart(upload, f"finery-{key}", project)
     return Call("POST", "/v1/files", File, file=body, idempotency_key=key)
 
 
-def list_files(limit: int | None) -> Call[Page[File]]:
-    return Call("GET", "/v1/files", Page[File], _params(limit=limit))
+def list_files(project: str | None, limit: int | None) -> Call[Page[File]]:
+    return Call("GET", "/v1/files", Page[File], _params(project=project, limit=limit))
 
 
 def retrieve_file(file: File | str) -> Call[File]:
     return Call("GET", f"/v1/files/{_segment(file, 'file')}", File)
+
+
+def delete_file(file: File | str) -> Call[Nothing]:
+    return Call("DELETE", f"/v1/files/{_segment(file, 'file')}", Nothing)
+
+
+def create_preview(file: File | str, fields: Mapping[str, Any], key: str) -> Call[Preview]:
+    path = f"/v1/files/{_segment(file, 'file')}/previews"
+    return Call("POST", path, Preview, json=to_body(given(fields)), idempotency_key=key)
+
+
+def retrieve_preview(preview: Preview) -> Call[Preview]:
+    path = f"/v1/files/{_segment(preview.file, 'file')}/previews/{_segment(preview.id, 'preview')}"
+    return Call("GET", path, Preview)
 
 
 def list_models(limit: int | None) -> Call[Page[Model]]:
@@ -92,16 +113,34 @@ def create_job(body: SftJobCreate | Mapping[str, Any], key: str) -> Call[Job]:
     return Call("POST", "/v1/jobs", Job, json=to_body(body), idempotency_key=key)
 
 
-def list_jobs(limit: int | None) -> Call[Page[Job]]:
-    return Call("GET", "/v1/jobs", Page[Job], _params(limit=limit))
+def list_jobs(
+    *,
+    state: str | None = None,
+    method: str | None = None,
+    project: str | None = None,
+    created_after: datetime | None = None,
+    created_before: datetime | None = None,
+    limit: int | None = None,
+) -> Call[Page[Job]]:
+    times = {
+        "created_after": _time("created_after", created_after),
+        "created_before": _time("created_before", created_before),
+    }
+    return Call(
+        "GET", "/v1/jobs", Page[Job], _params(state=state, method=method, project=project, **times, limit=limit)
+    )
 
 
 def retrieve_job(job: Job | str) -> Call[Job]:
     return Call("GET", f"/v1/jobs/{_segment(job, 'job')}", Job)
 
 
-def cancel_job(job: Job | str, key: str) -> Call[Job]:
-    return Call("POST", f"/v1/jobs/{_segment(job, 'job')}/cancel", Job, idempotency_key=key)
+def update_job(job: Job | str, changes: Mapping[str, Any]) -> Call[Job]:
+    return Call("PATCH", f"/v1/jobs/{_segment(job, 'job')}", Job, json=to_body(changes))
+
+
+def turn_job(job: Job | str, verb: Literal["cancel", "pause", "resume"], key: str) -> Call[Job]:
+    return Call("POST", f"/v1/jobs/{_segment(job, 'job')}/{verb}", Job, idempotency_key=key)
 
 
 def list_events(job: Job | str, after: int) -> Call[Page[Event]]:
@@ -126,9 +165,13 @@ def retrieve_checkpoint(checkpoint: Checkpoint | str) -> Call[Checkpoint]:
     return Call("GET", f"/v1/checkpoints/{_segment(checkpoint, 'checkpoint')}", Checkpoint)
 
 
-def download_file(checkpoint: str, path: str, offset: int) -> Call[bytes]:
-    """The file's bytes from `offset` on."""
-    headers = (("Range", f"bytes={offset}-"),) if offset else ()
+def delete_checkpoint(checkpoint: Checkpoint | str) -> Call[Nothing]:
+    return Call("DELETE", f"/v1/checkpoints/{_segment(checkpoint, 'checkpoint')}", Nothing)
+
+
+def download_file(checkpoint: str, path: str, start: int, end: int | None = None) -> Call[bytes]:
+    """The file's bytes from `start` on, up to but not with `end`."""
+    headers = (("Range", f"bytes={start}-{'' if end is None else end - 1}"),) if start or end is not None else ()
     url = f"/v1/checkpoints/{_segment(checkpoint, 'checkpoint')}/files/{quote(path, safe='/')}"
     return Call("GET", url, bytes, headers=headers)
 
@@ -189,6 +232,11 @@ def _value(value: Any) -> Any:
         return [_value(item) for item in value]
     # NaN stays a float here and is refused by `Call.body`, not turned into null.
     return value if isinstance(value, float) else to_jsonable_python(value)
+
+
+def given(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what is None: the server's default holds."""
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _params(**values: str | int | None) -> Params:

@@ -76,10 +76,11 @@ def _seekable(file: BinaryIO) -> Iterator[BinaryIO]:
 
 @dataclass(frozen=True)
 class Multipart:
-    """`name` as a text field, then `file`. The text field carries any name unchanged; a header cannot."""
+    """`name` (and `project`) as text fields, then `file`. A text field carries any name unchanged; a header cannot."""
 
     upload: Upload
     boundary: str
+    project: str | None = None
 
     @property
     def content_type(self) -> str:
@@ -110,11 +111,13 @@ class Multipart:
     def _head(self) -> bytes:
         # Escaped as browsers do (WHATWG HTML, multipart/form-data), so that no name can end the header.
         quoted = self.upload.name.replace("\r", "%0D").replace("\n", "%0A").replace('"', "%22").replace("\0", "%00")
+        fields = {"name": self.upload.name} | ({} if self.project is None else {"project": self.project})
+        texts = "".join(
+            f'--{self.boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{text}\r\n'
+            for name, text in fields.items()
+        )
         return (
-            f"--{self.boundary}\r\n"
-            'Content-Disposition: form-data; name="name"\r\n\r\n'
-            f"{self.upload.name}\r\n"
-            f"--{self.boundary}\r\n"
+            f"{texts}--{self.boundary}\r\n"
             f'Content-Disposition: form-data; name="file"; filename="{quoted}"\r\n'
             "Content-Type: application/octet-stream\r\n\r\n"
         ).encode()

@@ -14,11 +14,12 @@ from typing import Any, TypeVar
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from finery._calls import Call
+from finery._calls import Call, Nothing
 from finery._config import Config
 from finery._multipart import Multipart
 from finery._retry import retry_delay
 from finery.errors import APIConnectionError, APIError, APITimeoutError, from_response
+from finery.types.base import link
 
 M = TypeVar("M", bound=BaseModel)
 Progress = Callable[[int, int], None]
@@ -49,6 +50,8 @@ class AsyncStream:
 class SyncTransport:
     def __init__(self, config: Config, http: SyncHttp | None = None) -> None:
         self.config = config
+        self.client: Any = None
+        """Who made this transport; answers that have verbs know it."""
         self._http = httpx.Client(transport=http, verify=config.tls, trust_env=not config.loopback)
 
     def send(self, call: Call[M], on_progress: Progress | None = None) -> M:
@@ -70,7 +73,7 @@ class SyncTransport:
         request = self._http.build_request(**_request(self.config, call), content=content, timeout=timeout)
         with _translated(self.config, call):
             response = self._http.send(request)
-        return _parsed(call, response)
+        return _parsed(call, response, self.client)
 
     @contextmanager
     def stream(self, call: Call[Any], read_timeout: float) -> Iterator[Stream]:
@@ -100,6 +103,8 @@ class SyncTransport:
 class AsyncTransport:
     def __init__(self, config: Config, http: AsyncHttp | None = None) -> None:
         self.config = config
+        self.client: Any = None
+        """Who made this transport; answers that have verbs know it."""
         self._http = httpx.AsyncClient(transport=http, verify=config.tls, trust_env=not config.loopback)
 
     async def send(self, call: Call[M], on_progress: Progress | None = None) -> M:
@@ -121,7 +126,7 @@ class AsyncTransport:
         request = self._http.build_request(**_request(self.config, call), content=content, timeout=timeout)
         with _translated(self.config, call):
             response = await self._http.send(request)
-        return _parsed(call, response)
+        return _parsed(call, response, self.client)
 
     @asynccontextmanager
     async def stream(self, call: Call[Any], read_timeout: float) -> AsyncIterator[AsyncStream]:
@@ -218,11 +223,15 @@ def _error(response: httpx.Response) -> APIError:
     return from_response(response.status_code, response.headers, response.content)
 
 
-def _parsed(call: Call[M], response: httpx.Response) -> M:
+def _parsed(call: Call[M], response: httpx.Response, client: object) -> M:
     if not response.is_success:
         raise _error(response)
+    if call.expect is Nothing:
+        return call.expect()
     try:
-        return call.expect.model_validate_json(response.content)
+        answer = call.expect.model_validate_json(response.content)
+        link(answer, client)
+        return answer
     except ValidationError as error:
         kind = response.headers.get("content-type", "no content type")
         message = f"Expected a {call.expect.__name__} from {call.path}, found {kind}: {error.errors()[0]['msg']}"

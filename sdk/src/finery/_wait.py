@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, closing
 
 from pydantic import ValidationError
 
 from finery import _calls
 from finery._config import Config
+from finery._display import display
 from finery._retry import LONGEST_RETRY_AFTER, backoff, retryable
 from finery._sse import ServerEvent, SseParser
 from finery._transport import AsyncTransport, SyncTransport
@@ -156,6 +157,25 @@ async def follow_async(transport: AsyncTransport, follower: Follower) -> AsyncGe
         except APIError as caught:
             error = caught
         await transport.config.runtime.sleep_async(follower.pause(error))
+
+
+def shown(events: Generator[Event, None, None], progress: bool | None, label: str) -> Generator[Event, None, None]:
+    """The same events, drawn as they pass."""
+    with closing(events), display(progress, label) as show:
+        for event in events:
+            show(event)
+            yield event
+
+
+async def shown_async(
+    events: AsyncGenerator[Event, None], progress: bool | None, label: str
+) -> AsyncGenerator[Event, None]:
+    """The same events, drawn as they pass."""
+    async with aclosing(events):
+        with display(progress, label) as show:
+            async for event in events:
+                show(event)
+                yield event
 
 
 def wait(transport: SyncTransport, job: str, after: int, timeout: float | None, on_event: OnEvent | None) -> Job:

@@ -47,6 +47,7 @@ class Finery:
         )
         self.base_url = config.base_url
         self._transport = SyncTransport(config, transport)
+        self._transport.client = self
         self.files = Files(self._transport)
         self.models = Models(self._transport)
         self.jobs = Jobs(self._transport)
@@ -94,6 +95,7 @@ class AsyncFinery:
         )
         self.base_url = config.base_url
         self._transport = AsyncTransport(config, transport)
+        self._transport.client = self
         self.files = AsyncFiles(self._transport)
         self.models = AsyncModels(self._transport)
         self.jobs = AsyncJobs(self._transport)

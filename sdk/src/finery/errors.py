@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from finery.types.errors import ErrorBody, ErrorDetail
 from finery.types.jobs import Job
+from finery.types.previews import Preview
 
 
 class FineryError(Exception):
@@ -122,7 +123,7 @@ class DownloadError(FineryError):
 
 
 class WaitTimeoutError(FineryError, TimeoutError):
-    """`wait` ran into its own `timeout`; the job goes on."""
+    """A wait ran into its own `timeout`; what was waited for goes on."""
 
 
 class JobFailedError(FineryError):
@@ -137,6 +138,19 @@ class JobFailedError(FineryError):
         why = job.error.message if job.error else job.message
         code = job.error.code if job.error else job.reason
         return f"Job {job.id} ended {job.state!s}" + (f" ({code})" if code else "") + (f": {why}" if why else ".")
+
+
+class PreviewFailedError(FineryError):
+    """The preview that was asked for cannot be made. It is in `preview`."""
+
+    def __init__(self, preview: Preview) -> None:
+        super().__init__(preview)
+        self.preview = preview
+
+    def __str__(self) -> str:
+        error = self.preview.error
+        said = f" ({error.code}): {error.message}" if error else "."
+        return f"Preview {self.preview.id} of {self.preview.file} with {self.preview.model} failed{said}"
 
 
 _BY_STATUS: dict[int, type[APIError]] = {

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from finery.cli.output import AsJson, client, err, print_json, print_table, size
-from finery.cli.progress import TransferProgress
 from finery.client import Finery
+from finery.progress import TransferProgress
 from finery.types.checkpoints import Checkpoint
 
 app = typer.Typer(no_args_is_help=True)

@@ -10,9 +10,9 @@ import typer
 from finery.cli import spec as specs
 from finery.cli.files import Limit, send, show
 from finery.cli.output import AsJson, client, err, out, print_facts, print_json, print_table, summary, text
-from finery.cli.progress import JobProgress
 from finery.client import Finery
 from finery.errors import JobFailedError
+from finery.progress import JobProgress
 from finery.types.jobs import TERMINAL, Job
 
 app = typer.Typer(no_args_is_help=True)

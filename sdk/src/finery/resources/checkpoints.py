@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from pathlib import Path
 
 from finery import _calls
-from finery._config import Config
-from finery._download import LOCK_POLL_SECONDS, Partial, partials
+from finery._download import Meter, Partial, partials
+from finery._fetch import fetch, fetch_async
 from finery._paging import AsyncPages, Pages
-from finery._retry import retry_delay
 from finery._transport import AsyncTransport, Progress, SyncTransport
-from finery.errors import APIError
+from finery.errors import FineryError
 from finery.types.checkpoints import Checkpoint
 from finery.types.jobs import Job
-
-_SILENCE_SECONDS = 60.0
 
 
 class Checkpoints:
@@ -30,36 +26,25 @@ class Checkpoints:
     def retrieve(self, checkpoint: Checkpoint | str) -> Checkpoint:
         return self._transport.send(_calls.retrieve_checkpoint(checkpoint))
 
+    def best(self, job: Job | str) -> Checkpoint:
+        """The one with the lowest validation loss so far. Raises `FineryError` if the job has none."""
+        return self.retrieve(_best_of(self._transport.send(_calls.retrieve_job(job))))
+
+    def delete(self, checkpoint: Checkpoint | str) -> None:
+        """Delete it for good. `ConflictError` while a job needs it."""
+        self._transport.send(_calls.delete_checkpoint(checkpoint))
+
     def download(
         self, checkpoint: Checkpoint | str, folder: str | os.PathLike[str], *, on_progress: Progress | None = None
     ) -> Path:
         """Fetch all files into `folder` and return it. Every file has its sha256 proved before it gets its name.
 
-        Call it again after an interruption: only the missing bytes are fetched. `on_progress(done, total)`: bytes.
+        Four connections at a time, big files in several pieces. Call it again after an interruption: only the missing
+        bytes are fetched. `on_progress(done, total)`: bytes of all files, from any thread, one call at a time.
         """
         found = self.retrieve(checkpoint)
-        for partial in partials(found, Path(folder), on_progress):
-            try:
-                self._fetch(found.id, partial)
-            finally:
-                partial.close()
+        fetch(self._transport, found.id, _files(found, folder, on_progress))
         return Path(folder)
-
-    def _fetch(self, checkpoint: str, partial: Partial) -> None:
-        runtime = self._transport.config.runtime
-        while not partial.acquire():
-            runtime.sleep(LOCK_POLL_SECONDS)
-        partial.resume()
-        while not partial.settle():
-            try:
-                call = _calls.download_file(checkpoint, partial.file.path, partial.offset)
-                with self._transport.stream(call, _SILENCE_SECONDS) as answer:
-                    partial.begin(answer.status, answer.headers)
-                    for chunk in answer.chunks:
-                        partial.write(chunk)
-                partial.end()
-            except APIError as error:
-                runtime.sleep(_pause(partial, error, self._transport.config))
 
 
 class AsyncCheckpoints:
@@ -73,44 +58,33 @@ class AsyncCheckpoints:
     async def retrieve(self, checkpoint: Checkpoint | str) -> Checkpoint:
         return await self._transport.send(_calls.retrieve_checkpoint(checkpoint))
 
+    async def best(self, job: Job | str) -> Checkpoint:
+        """The one with the lowest validation loss so far. Raises `FineryError` if the job has none."""
+        return await self.retrieve(_best_of(await self._transport.send(_calls.retrieve_job(job))))
+
+    async def delete(self, checkpoint: Checkpoint | str) -> None:
+        """Delete it for good. `ConflictError` while a job needs it."""
+        await self._transport.send(_calls.delete_checkpoint(checkpoint))
+
     async def download(
         self, checkpoint: Checkpoint | str, folder: str | os.PathLike[str], *, on_progress: Progress | None = None
     ) -> Path:
         """Fetch all files into `folder` and return it. Every file has its sha256 proved before it gets its name.
 
-        Call it again after an interruption: only the missing bytes are fetched. `on_progress(done, total)`: bytes.
+        Four connections at a time, big files in several pieces. Call it again after an interruption: only the missing
+        bytes are fetched. `on_progress(done, total)`: bytes of all files.
         """
         found = await self.retrieve(checkpoint)
-        for partial in partials(found, Path(folder), on_progress):
-            try:
-                await self._fetch(found.id, partial)
-            finally:
-                partial.close()
+        await fetch_async(self._transport, found.id, _files(found, folder, on_progress))
         return Path(folder)
 
-    async def _fetch(self, checkpoint: str, partial: Partial) -> None:
-        runtime = self._transport.config.runtime
-        while not partial.acquire():
-            await runtime.sleep_async(LOCK_POLL_SECONDS)
-        await asyncio.to_thread(partial.resume)
-        while not partial.settle():
-            try:
-                call = _calls.download_file(checkpoint, partial.file.path, partial.offset)
-                async with self._transport.stream(call, _SILENCE_SECONDS) as answer:
-                    partial.begin(answer.status, answer.headers)
-                    async for chunk in answer.chunks:
-                        partial.write(chunk)
-                partial.end()
-            except APIError as error:
-                await runtime.sleep_async(_pause(partial, error, self._transport.config))
+
+def _files(found: Checkpoint, folder: str | os.PathLike[str], on_progress: Progress | None) -> list[Partial]:
+    return partials(found, Path(folder), Meter(sum(file.bytes for file in found.files), on_progress))
 
 
-def _pause(partial: Partial, error: APIError, config: Config) -> float:
-    """Seconds until the next fetch; raises `error` if it is final or fetches keep bringing nothing."""
-    failures = partial.failed(error)
-    if failures == 0:
-        return 0.0
-    delay = retry_delay(error, failures, max_attempts=config.max_attempts, random=config.runtime.random)
-    if delay is None:
-        raise error
-    return delay
+def _best_of(job: Job) -> str:
+    if job.best_checkpoint is None:
+        why = "it has no validation file" if job.validation_file is None else f"none was evaluated yet ({job.state!s})"
+        raise FineryError(f"Job {job.id} has no best checkpoint: {why}. See checkpoints.list(job={job.id!r}).")
+    return job.best_checkpoint

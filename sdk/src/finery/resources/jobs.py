@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import builtins
 import itertools
-from collections.abc import AsyncGenerator, Generator
-from typing import Any
+from collections.abc import AsyncGenerator, Generator, Mapping
+from datetime import datetime
+from os import PathLike
+from typing import Any, Literal
 
 from finery import _calls, _wait
+from finery._display import both, display, label_of
 from finery._paging import AsyncPages, Pages
 from finery._transport import AsyncTransport, SyncTransport
 from finery._wait import Follower, OnEvent, OnEventAsync
-from finery.types.jobs import Event, Job
+from finery.errors import InvalidArgumentError
+from finery.forward import Recorder, Sink
+from finery.plot import Plot, curve, picture
+from finery.types.jobs import Event, Job, JobState
 from finery.types.methods import SftJobCreate
+
+_KEEP: Any = object()  # not given
 
 
 class Jobs:
@@ -31,16 +39,45 @@ class Jobs:
         key = idempotency_key or self._transport.config.runtime.new_key()
         return self._transport.send(_calls.create_job(_body(request, fields), key))
 
-    def list(self, *, limit: int | None = None) -> Pages[Job]:
-        """All jobs, newest first, fetched `limit` (≤ 100) at a time."""
-        return Pages(self._transport.send, _calls.list_jobs(limit))
+    def list(
+        self,
+        *,
+        state: JobState | str | None = None,
+        method: str | None = None,
+        project: str | None = None,
+        created_after: datetime | None = None,
+        created_before: datetime | None = None,
+        limit: int | None = None,
+    ) -> Pages[Job]:
+        """All jobs, or those that fit, newest first, fetched `limit` (≤ 100) at a time.
+
+        Times need a zone: a naive one is a `ValueError`.
+        """
+        times = {"created_after": created_after, "created_before": created_before}
+        call = _calls.list_jobs(state=state, method=method, project=project, **times, limit=limit)
+        return Pages(self._transport.send, call)
 
     def retrieve(self, job: Job | str) -> Job:
         return self._transport.send(_calls.retrieve_job(job))
 
+    def update(self, job: Job | str, *, name: str | None = _KEEP, metadata: Mapping[str, str] = _KEEP) -> Job:
+        """Change name (None: no name) or metadata; what is not given stays."""
+        return self._transport.send(_calls.update_job(job, _changes(name=name, metadata=metadata)))
+
     def cancel(self, job: Job | str) -> Job:
         """Ask for an end; a running job stores a checkpoint first. `ConflictError` if it has ended otherwise."""
-        return self._transport.send(_calls.cancel_job(job, self._transport.config.runtime.new_key()))
+        return self._turn(job, "cancel")
+
+    def pause(self, job: Job | str) -> Job:
+        """Ask for a rest: a running job stores a checkpoint and gives its accelerators back. `resume` goes on."""
+        return self._turn(job, "pause")
+
+    def resume(self, job: Job | str) -> Job:
+        """Let a paused job go on from where it rested."""
+        return self._turn(job, "resume")
+
+    def _turn(self, job: Job | str, verb: Literal["cancel", "pause", "resume"]) -> Job:
+        return self._transport.send(_calls.turn_job(job, verb, self._transport.config.runtime.new_key()))
 
     def events(self, job: Job | str, *, after: int = 0, limit: int | None = None) -> builtins.list[Event]:
         """The history so far, behind seq `after`, oldest first; at most `limit` events."""
@@ -49,12 +86,14 @@ class Jobs:
         fresh = (event for event in pages if follower.advance(event))
         return builtins.list(itertools.islice(fresh, limit))
 
-    def stream(self, job: Job | str, *, after: int = 0) -> Generator[Event, None, None]:
+    def stream(self, job: Job | str, *, after: int = 0, progress: bool | None = None) -> Generator[Event, None, None]:
         """Events as they happen, from behind seq `after` to the job's end: gapless, none twice.
 
         It reconnects by itself over cuts and server restarts, for up to the client's `reconnect_timeout`.
+        `progress` draws a bar on stderr (lines, if it is no terminal); None: if it is a terminal and rich is installed.
         """
-        return _wait.follow(self._transport, Follower(_calls.id_of(job, "job"), after, self._transport.config))
+        follower = Follower(_calls.id_of(job, "job"), after, self._transport.config)
+        return _wait.shown(_wait.follow(self._transport, follower), progress, label_of(job))
 
     def wait(
         self,
@@ -64,13 +103,35 @@ class Jobs:
         on_event: OnEvent | None = None,
         after: int = 0,
         raise_on_failure: bool = True,
+        progress: bool = False,
     ) -> Job:
-        """The job once it has ended. `on_event` sees every event behind seq `after`; `timeout` is in seconds.
+        """The job once it has ended. `on_event` sees every event behind seq `after`.
 
-        Raises `JobFailedError` (with `.job`) unless it succeeded, `WaitTimeoutError` after `timeout`.
+        Raises `JobFailedError` (with `.job`) unless it succeeded, `WaitTimeoutError` after `timeout` seconds.
+        `progress`: as in `stream`.
         """
-        ended = _wait.wait(self._transport, _calls.id_of(job, "job"), after, timeout, on_event)
+        with display(progress, label_of(job)) as show:
+            heard = both(show, on_event) if progress else on_event
+            ended = _wait.wait(self._transport, _calls.id_of(job, "job"), after, timeout, heard)
         return _wait.settled(ended, raise_on_failure)
+
+    def plot(self, *jobs: Job | str, path: str | PathLike[str] | None = None) -> Plot:
+        """Loss, validation loss, learning rate and best checkpoint of one job or several, for comparison.
+
+        The answer shows itself in a notebook; `path` (.png or .svg) writes it too. Needs the extra `plot`.
+        """
+        curves = [curve(self.retrieve(job), self.events(job)) for job in jobs]
+        return picture(curves, path)
+
+    def forward(self, job: Job | str, *, to: Sink, after: int = 0) -> Job:
+        """Send the job's metrics to a tracker, `to=TensorBoard("runs")`, from the start until it ends.
+
+        Every metric and evaluation is written exactly once, under its step; `to` is closed at the end, with the job's
+        state. `after`: a seq, to leave out what an earlier run has written. See `finery.forward`.
+        """
+        record = Recorder(to, self.retrieve(job), after)
+        with record:
+            return record.end(self.wait(job, after=after, on_event=record, raise_on_failure=False))
 
 
 class AsyncJobs:
@@ -89,16 +150,45 @@ class AsyncJobs:
         key = idempotency_key or self._transport.config.runtime.new_key()
         return await self._transport.send(_calls.create_job(_body(request, fields), key))
 
-    def list(self, *, limit: int | None = None) -> AsyncPages[Job]:
-        """All jobs, newest first, fetched `limit` (≤ 100) at a time."""
-        return AsyncPages(self._transport.send, _calls.list_jobs(limit))
+    def list(
+        self,
+        *,
+        state: JobState | str | None = None,
+        method: str | None = None,
+        project: str | None = None,
+        created_after: datetime | None = None,
+        created_before: datetime | None = None,
+        limit: int | None = None,
+    ) -> AsyncPages[Job]:
+        """All jobs, or those that fit, newest first, fetched `limit` (≤ 100) at a time.
+
+        Times need a zone: a naive one is a `ValueError`.
+        """
+        times = {"created_after": created_after, "created_before": created_before}
+        call = _calls.list_jobs(state=state, method=method, project=project, **times, limit=limit)
+        return AsyncPages(self._transport.send, call)
 
     async def retrieve(self, job: Job | str) -> Job:
         return await self._transport.send(_calls.retrieve_job(job))
 
+    async def update(self, job: Job | str, *, name: str | None = _KEEP, metadata: Mapping[str, str] = _KEEP) -> Job:
+        """Change name (None: no name) or metadata; what is not given stays."""
+        return await self._transport.send(_calls.update_job(job, _changes(name=name, metadata=metadata)))
+
     async def cancel(self, job: Job | str) -> Job:
         """Ask for an end; a running job stores a checkpoint first. `ConflictError` if it has ended otherwise."""
-        return await self._transport.send(_calls.cancel_job(job, self._transport.config.runtime.new_key()))
+        return await self._turn(job, "cancel")
+
+    async def pause(self, job: Job | str) -> Job:
+        """Ask for a rest: a running job stores a checkpoint and gives its accelerators back. `resume` goes on."""
+        return await self._turn(job, "pause")
+
+    async def resume(self, job: Job | str) -> Job:
+        """Let a paused job go on from where it rested."""
+        return await self._turn(job, "resume")
+
+    async def _turn(self, job: Job | str, verb: Literal["cancel", "pause", "resume"]) -> Job:
+        return await self._transport.send(_calls.turn_job(job, verb, self._transport.config.runtime.new_key()))
 
     async def events(self, job: Job | str, *, after: int = 0, limit: int | None = None) -> builtins.list[Event]:
         """The history so far, behind seq `after`, oldest first; at most `limit` events."""
@@ -112,12 +202,14 @@ class AsyncJobs:
                 events.append(event)
         return events
 
-    def stream(self, job: Job | str, *, after: int = 0) -> AsyncGenerator[Event, None]:
+    def stream(self, job: Job | str, *, after: int = 0, progress: bool | None = None) -> AsyncGenerator[Event, None]:
         """Events as they happen, from behind seq `after` to the job's end: gapless, none twice.
 
         It reconnects by itself over cuts and server restarts, for up to the client's `reconnect_timeout`.
+        `progress` draws a bar on stderr (lines, if it is no terminal); None: if it is a terminal and rich is installed.
         """
-        return _wait.follow_async(self._transport, Follower(_calls.id_of(job, "job"), after, self._transport.config))
+        follower = Follower(_calls.id_of(job, "job"), after, self._transport.config)
+        return _wait.shown_async(_wait.follow_async(self._transport, follower), progress, label_of(job))
 
     async def wait(
         self,
@@ -127,13 +219,35 @@ class AsyncJobs:
         on_event: OnEventAsync | None = None,
         after: int = 0,
         raise_on_failure: bool = True,
+        progress: bool = False,
     ) -> Job:
         """The job once it has ended. `on_event` (plain or async) sees every event behind seq `after`.
 
         Raises `JobFailedError` (with `.job`) unless it succeeded, `WaitTimeoutError` after `timeout` seconds.
+        `progress`: as in `stream`.
         """
-        ended = await _wait.wait_async(self._transport, _calls.id_of(job, "job"), after, timeout, on_event)
+        with display(progress, label_of(job)) as show:
+            heard = both(show, on_event) if progress else on_event
+            ended = await _wait.wait_async(self._transport, _calls.id_of(job, "job"), after, timeout, heard)
         return _wait.settled(ended, raise_on_failure)
+
+    async def plot(self, *jobs: Job | str, path: str | PathLike[str] | None = None) -> Plot:
+        """Loss, validation loss, learning rate and best checkpoint of one job or several, for comparison.
+
+        The answer shows itself in a notebook; `path` (.png or .svg) writes it too. Needs the extra `plot`.
+        """
+        curves = [curve(await self.retrieve(job), await self.events(job)) for job in jobs]
+        return picture(curves, path)
+
+    async def forward(self, job: Job | str, *, to: Sink, after: int = 0) -> Job:
+        """Send the job's metrics to a tracker, `to=TensorBoard("runs")`, from the start until it ends.
+
+        Every metric and evaluation is written exactly once, under its step; `to` is closed at the end, with the job's
+        state. `after`: a seq, to leave out what an earlier run has written. See `finery.forward`.
+        """
+        record = Recorder(to, await self.retrieve(job), after)
+        with record:
+            return record.end(await self.wait(job, after=after, on_event=record, raise_on_failure=False))
 
 
 def _body(request: SftJobCreate | None, fields: dict[str, Any]) -> SftJobCreate | dict[str, Any]:
@@ -142,3 +256,10 @@ def _body(request: SftJobCreate | None, fields: dict[str, Any]) -> SftJobCreate 
     if fields:
         raise TypeError(f"expected a request or fields, found both: {', '.join(sorted(fields))}")
     return request
+
+
+def _changes(**fields: Any) -> dict[str, Any]:
+    changes = {name: value for name, value in fields.items() if value is not _KEEP}
+    if not changes:
+        raise InvalidArgumentError("expected name or metadata to change, found neither")
+    return changes

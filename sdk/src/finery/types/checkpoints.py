@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from os import PathLike
 from typing import Any, Literal
 
-from finery.types.base import Resource, Time
+from finery.types.base import Linked, Resource, Time
 
 
 class CheckpointFile(Resource):
@@ -14,7 +15,7 @@ class CheckpointFile(Resource):
     sha256: str
 
 
-class Checkpoint(Resource):
+class Checkpoint(Linked):
     """It exists only if its row does: written under the attempt's fence after all files were uploaded."""
 
     object: Literal["checkpoint"] = "checkpoint"
@@ -35,3 +36,10 @@ class Checkpoint(Resource):
     manifest: dict[str, Any] = {}
     """How it was made: spec, data digest, template digest, code version, seeds, metrics."""
     created_at: Time
+
+    def download(self, folder: str | PathLike[str], **options: Any) -> Any:
+        """`client.checkpoints.download` of this checkpoint into `folder`."""
+        return self._client().checkpoints.download(self, folder, **options)
+
+    def delete(self) -> Any:
+        return self._client().checkpoints.delete(self)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from finery.types.base import Resource, Time
+from finery.types.base import Linked, Time
 from finery.types.errors import Problem
 
 FileFormat = Literal["chat", "completion", "text", "tokens"]
@@ -13,7 +13,7 @@ FileEncoding = Literal["jsonl", "parquet"]
 FileStatus = Literal["valid", "invalid"]
 
 
-class File(Resource):
+class File(Linked):
     """An uploaded data set: immutable, checked at upload, addressed by content within its tenant."""
 
     object: Literal["file"] = "file"
@@ -31,3 +31,10 @@ class File(Resource):
     """The first 100 problems; `error_count` counts all."""
     error_count: int = 0
     created_at: Time
+
+    def preview(self, *, model: str, **options: Any) -> Any:
+        """`client.files.preview` of this file: how `model` would be trained on its rows."""
+        return self._client().files.preview(self, model=model, **options)
+
+    def delete(self) -> Any:
+        return self._client().files.delete(self)

@@ -6,7 +6,7 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import Any, Literal
 
-from finery.types.base import Resource, Time
+from finery.types.base import Linked, Resource, Time
 from finery.types.data import DataReport
 from finery.types.errors import ErrorDetail
 from finery.types.money import Usd
@@ -43,7 +43,7 @@ class Progress(Resource):
     """Tokens with loss over all committed steps."""
 
 
-class Job(Resource):
+class Job(Linked):
     object: Literal["job"] = "job"
     id: str
     project: str
@@ -87,6 +87,43 @@ class Job(Resource):
     queued_at: Time | None = None
     started_at: Time | None = None
     finished_at: Time | None = None
+
+    def stream(self, *, after: int = 0, progress: bool | None = None) -> Any:
+        """`client.jobs.stream` of this job."""
+        return self._client().jobs.stream(self, after=after, progress=progress)
+
+    def wait(self, **options: Any) -> Any:
+        """`client.jobs.wait` for this job: timeout, on_event, after, raise_on_failure, progress."""
+        return self._client().jobs.wait(self, **options)
+
+    def events(self, *, after: int = 0, limit: int | None = None) -> Any:
+        """The history so far."""
+        return self._client().jobs.events(self, after=after, limit=limit)
+
+    def refresh(self) -> Any:
+        """The job as it is now; this object stays as it is."""
+        return self._client().jobs.retrieve(self)
+
+    def cancel(self) -> Any:
+        return self._client().jobs.cancel(self)
+
+    def pause(self) -> Any:
+        return self._client().jobs.pause(self)
+
+    def resume(self) -> Any:
+        return self._client().jobs.resume(self)
+
+    def update(self, **changes: Any) -> Any:
+        """`client.jobs.update` of this job: name, metadata."""
+        return self._client().jobs.update(self, **changes)
+
+    def checkpoints(self) -> Any:
+        """Its checkpoints, oldest first."""
+        return self._client().checkpoints.list(job=self)
+
+    def plot(self, path: str | None = None) -> Any:
+        """`client.jobs.plot` of this job: a picture in a notebook, a file with `path`."""
+        return self._client().jobs.plot(self, path=path)
 
 
 EventType = Literal["state", "metric", "eval", "checkpoint", "prepared", "attempt", "warning"]
