@@ -1,7 +1,8 @@
 """The prepared data set: token ids and masks in shards, and an index with the sha256 of every file.
 
-A shard is a safetensors file: tokens int32 [T], mask uint8 [T] (1: the token is a target), offsets int64 [rows + 1],
-lines int64 [rows] (of the uploaded file, from 1). The sets are `train` and, with a validation file, `validation`.
+A shard is a safetensors file: tokens int32 [T], mask uint8 [T] (1: the token is a target), offsets int64 [samples + 1],
+lines int64 [samples] (of the uploaded file, from 1). The sets are `train` and, with a validation file, `validation`.
+A sample is a row, or one turn of a row that is trained turn by turn.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 from finery_gpu_workers.data.tokens import TokenRow
 from finery_gpu_workers.errors import WorkerError
 
 INDEX = "index.json"
-SHARD_TOKENS = 16 * 1024 * 1024
-LISTED_LINES = 100
+SHARD_TOKENS = 4 * 1024 * 1024
+_DTYPES = {"I32": np.int32, "I64": np.int64, "U8": np.uint8}
 
 
 def sha256_file(path: Path) -> str:
@@ -35,41 +36,27 @@ class SetWriter:
 
     folder: Path
     name: str
-    counts: dict[str, int] = field(
-        default_factory=lambda: dict.fromkeys(("rows", "tokens", "trained_tokens", "dropped_rows", "truncated_rows"), 0)
-    )
-    dropped_lines: list[int] = field(default_factory=list)
-    truncated_lines: list[int] = field(default_factory=list)
+    samples: int = 0
+    highest: int = -1
+    """The highest token id so far."""
     files: list[dict[str, Any]] = field(default_factory=list)
     _rows: list[TokenRow] = field(default_factory=list)
     _lines: list[int] = field(default_factory=list)
     _waiting: int = 0
 
-    def add(self, row: TokenRow, line: int, max_length: int) -> None:
-        """Cut to `max_length`; a row without a target left is dropped and counted."""
-        kept = row.cut(max_length)
-        if not kept.trained:
-            self.counts["dropped_rows"] += 1
-            self.dropped_lines += [line][: LISTED_LINES - len(self.dropped_lines)]
-            return
-        if len(kept.tokens) < len(row.tokens):
-            self.counts["truncated_rows"] += 1
-            self.truncated_lines += [line][: LISTED_LINES - len(self.truncated_lines)]
-        self._rows.append(kept)
+    def add(self, row: TokenRow, line: int) -> None:
+        self._rows.append(row)
         self._lines.append(line)
-        self._waiting += len(kept.tokens)
-        self.counts["rows"] += 1
-        self.counts["tokens"] += len(kept.tokens)
-        self.counts["trained_tokens"] += kept.trained
+        self._waiting += len(row.tokens)
+        self.samples += 1
         if self._waiting >= SHARD_TOKENS:
             self._flush()
 
     def close(self) -> dict[str, Any]:
-        """The set's entry in the index."""
+        """What the index says of the set's files."""
         self._flush()
         digest = hashlib.sha256("".join(file["sha256"] for file in self.files).encode()).hexdigest()
-        lines = {"dropped_lines": self.dropped_lines, "truncated_lines": self.truncated_lines}
-        return {**self.counts, **lines, "files": self.files, "digest": digest}
+        return {"samples": self.samples, "highest_token": self.highest, "files": self.files, "digest": digest}
 
     def _flush(self) -> None:
         if not self._rows:
@@ -82,6 +69,7 @@ class SetWriter:
             "offsets": np.cumsum([0, *lengths], dtype=np.int64),
             "lines": np.array(self._lines, dtype=np.int64),
         }
+        self.highest = max(self.highest, int(tensors["tokens"].max()))
         save_file(tensors, path)
         self.files.append({"path": path.name, "bytes": path.stat().st_size, "sha256": sha256_file(path)})
         self._rows, self._lines, self._waiting = [], [], 0
@@ -89,15 +77,15 @@ class SetWriter:
 
 @dataclass(frozen=True)
 class PreparedSet:
-    """One set in memory."""
+    """One set; its shards are mapped from disk, so that they take no memory that is needed elsewhere."""
 
     shards: tuple[dict[str, NDArray[Any]], ...]
     lengths: NDArray[np.int64]
-    """[rows]"""
+    """[samples]"""
     trained: NDArray[np.int64]
-    """[rows], targets of each row"""
+    """[samples], targets of each"""
     starts: NDArray[np.int64]
-    """[shards + 1], first row of each shard"""
+    """[shards + 1], first sample of each shard"""
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -130,7 +118,7 @@ def _load_set(folder: Path, entry: dict[str, Any]) -> PreparedSet:
         if found != file["sha256"]:
             message = f"{file['path']}: expected sha256 {file['sha256']}, found {found}"
             raise WorkerError("prepared_data_changed", message)
-        shards.append(load_file(folder / file["path"]))
+        shards.append(_mapped(folder / file["path"]))
     lengths = [np.diff(shard["offsets"]) for shard in shards]
     trained = [np.add.reduceat(shard["mask"], shard["offsets"][:-1], dtype=np.int64) for shard in shards]
     return PreparedSet(
@@ -139,3 +127,15 @@ def _load_set(folder: Path, entry: dict[str, Any]) -> PreparedSet:
         trained=np.concatenate(trained),
         starts=np.cumsum([0, *map(len, lengths)]),
     )
+
+
+def _mapped(path: Path) -> dict[str, NDArray[Any]]:
+    """The tensors of a safetensors file (https://github.com/huggingface/safetensors#format), one-dimensional."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+    header.pop("__metadata__", None)
+    return {
+        name: np.memmap(path, _DTYPES[info["dtype"]], "r", 8 + size + info["data_offsets"][0], tuple(info["shape"]))
+        for name, info in header.items()
+    }

@@ -1,8 +1,9 @@
 """`python -m finery_gpu_workers.data.render`: renders and tokenises uploaded rows in a process that can be killed.
 
 It runs foreign templates, so it holds no credential and does not reach the network for anything: it reads a request as
-JSON on stdin, the model's tokenizer and the rows from disk, and writes shards, index and `result.json` into a folder.
-How far it is stands in a small shared file, so that whoever started it can tell slow from stuck.
+JSON on stdin, the model's tokenizer and the rows from disk, and writes shards, index and `result.json` into a folder;
+or, where only a preview is wanted, just its rows. How far it is stands in a small shared file, so that whoever started
+it can tell slow from stuck.
 """
 
 from __future__ import annotations
@@ -14,47 +15,65 @@ import resource
 import signal
 import struct
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
-from enum import IntEnum
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
+from finery.types import data as types
+from finery.types.data import DataReport, SetReport
 from finery.types.errors import Problem
-from finery.types.methods import TrainOn
-from finery_gpu_workers.data.chat import RowError, Template, parse_row, render_row, template_sha256
+from finery.types.files import FileEncoding
+from finery.types.methods import TrainOn, Truncation
+from finery_gpu_workers.data.chat import RowError, template_sha256
+from finery_gpu_workers.data.cutting import Cutter
 from finery_gpu_workers.data.prepared import INDEX, SetWriter
+from finery_gpu_workers.data.preview import preview_rows
+from finery_gpu_workers.data.reading import read_rows
+from finery_gpu_workers.data.rendering import Phase, Renderer, Rendering
+from finery_gpu_workers.data.statistics import SetStatistics
 from finery_gpu_workers.data.tokens import RowTokenizer, tokenizer_sha256
 from finery_gpu_workers.errors import WorkerError
 
 RESULT = "result.json"
 PROGRESS = "progress"
 LISTED_PROBLEMS = 100
-_CHUNK_ROWS = 128
-_CHUNK_BYTES = 256 * 1024
+PARAMS = {"train": "training_file", "validation": "validation_file"}
 _ADDRESS_SPACE = 8 * 2**30
 _PR_SET_PDEATHSIG = 1
 
 
+class Upload(BaseModel):
+    path: Path
+    encoding: FileEncoding
+
+
+class Look(BaseModel):
+    """Only these rows are wanted, token by token, and nothing is written for training."""
+
+    first_line: int
+    rows: int
+
+
 class Request(BaseModel):
-    model_folder: Path
-    files: dict[str, Path]
+    tokenizer_folder: Path
+    added_tokens: tuple[str, ...]
+    vocabulary: int
+    """Rows of the model's embedding, those of added tokens included."""
+    files: dict[str, Upload]
     """Uploaded files by the name of their set."""
     output: Path
     train_on: TrainOn
     max_length: int
+    truncation: Truncation
+    preview: Look | None
     now: datetime
     parent: int
     """Its pid: this process must not outlive it."""
-
-
-class Phase(IntEnum):
-    STARTING = 0
-    TEMPLATE = 1
-    TOKENIZER = 2
 
 
 class Progress:
@@ -68,7 +87,7 @@ class Progress:
         with path.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), 0)
 
-    def set(self, phase: Phase, file: int, line: int) -> None:
+    def set(self, file: int, phase: Phase, line: int) -> None:
         struct.pack_into(self._FORMAT, self._memory, 0, phase, file, line)
 
     def get(self) -> tuple[Phase, int, int]:
@@ -86,84 +105,96 @@ class Problems:
     count: int = 0
     first: list[dict[str, Any]] = field(default_factory=list)
 
-    def add(self, error: RowError, line: int) -> None:
+    def add(self, problem: Problem) -> None:
         self.count += 1
         if len(self.first) < LISTED_PROBLEMS:
-            problem = Problem(line=line, path=error.path, code=error.code, message=error.message, hint=error.hint)
-            self.first.append(problem.model_dump())
+            self.first.append(problem.model_dump(exclude={"offset"}))
 
 
 @dataclass
-class Renderer:
+class Preparing:
+    """All files of a job, one after the other."""
+
     request: Request
-    template: Template
-    tokenizer: RowTokenizer
+    renderer: Renderer
+    cutter: Cutter
     progress: Progress
+    warnings: list[types.Warning] = field(default_factory=list)
+    reports: dict[str, SetReport] = field(default_factory=dict)
 
-    def file(self, number: int, name: str, path: Path) -> tuple[dict[str, Any], Problems]:
+    def file(self, number: int, name: str, upload: Upload) -> tuple[dict[str, Any], Problems]:
         """One uploaded file as one set: its index entry, and what is wrong with its rows."""
-        writer = SetWriter(self.request.output, name)
-        problems = Problems()
-        for chunk in _chunks(path):
-            rendered, lines = [], []
-            for line, content in chunk:
-                self.progress.set(Phase.TEMPLATE, number, line)
+        writer, statistics, problems = SetWriter(self.request.output, name), SetStatistics(), Problems()
+        rows = read_rows(upload.path, upload.encoding)
+        for rendering in self.renderer.render(rows, partial(self.progress.set, number)):
+            if rendering.problem is None:
                 try:
-                    rendered.append(render_row(self.template, parse_row(content), self.request.train_on))
-                    lines.append(line)
+                    self._row(rendering, writer, statistics)
                 except RowError as error:
-                    problems.add(error, line)
-            self.progress.set(Phase.TOKENIZER, number, chunk[-1][0])
-            for line, row in zip(lines, self.tokenizer.rows(rendered), strict=True):
-                if isinstance(row, RowError):
-                    problems.add(row, line)
-                else:
-                    writer.add(row, line, self.request.max_length)
-        problems.first.sort(key=lambda problem: problem["line"])
-        return writer.close(), problems
+                    rendering.refuse(error)
+            if rendering.problem:
+                problems.add(rendering.problem)
+        entry = writer.close()
+        self.reports[name] = statistics.report(entry["digest"])
+        self.warnings += statistics.warnings(PARAMS[name])
+        return entry, problems
 
-
-def _chunks(path: Path) -> Iterator[list[tuple[int, bytes]]]:
-    """Lines with their numbers, in small runs; blank lines and a byte order mark are skipped."""
-    chunk: list[tuple[int, bytes]] = []
-    size = 0
-    with path.open("rb") as file:
-        for number, raw in enumerate(file, 1):
-            line = raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw
-            if not line.strip():
-                continue
-            chunk.append((number, line))
-            size += len(line)
-            if len(chunk) == _CHUNK_ROWS or size > _CHUNK_BYTES:
-                yield chunk
-                chunk, size = [], 0
-    if chunk:
-        yield chunk
+    def _row(self, rendering: Rendering, writer: SetWriter, statistics: SetStatistics) -> None:
+        kept = [self.cutter.cut(row) for row in rendering.tokens]
+        for sample in kept:
+            if not isinstance(sample, str):
+                writer.add(sample, rendering.line)
+        statistics.format = rendering.format or statistics.format
+        statistics.add(rendering.line, rendering.tokens, kept, unrolled=rendering.unrolled)
+        for code in rendering.missing:
+            statistics.note(code, rendering.line)
 
 
 def render(request: Request) -> dict[str, Any]:
-    """Shards and index into the output folder. The result holds either `sets` or what is wrong."""
+    """Shards and index into the output folder. The result holds a `report`, or what is wrong; or the preview's rows."""
     progress = Progress(request.output / PROGRESS)
-    tokenizer = RowTokenizer.load(request.model_folder)
-    progress.set(Phase.TEMPLATE, 0, 0)
-    template = Template.load(request.model_folder, request.now)
-    renderer = Renderer(request, template, tokenizer, progress)
+    folder = request.tokenizer_folder
+    tokenizer = RowTokenizer.load(folder, request.added_tokens)
+    progress.set(0, Phase.TEMPLATE, 0)
+    renderer = Renderer(folder, tokenizer, request.train_on, request.vocabulary, request.now)
+    cutter = Cutter(request.max_length, request.truncation, next(iter(tokenizer.begin), None))
+    if request.preview:
+        return {"rows": _preview(request, request.preview, renderer, cutter, progress)}
+    preparing = Preparing(request, renderer, cutter, progress)
     sets = {}
-    for number, (name, path) in enumerate(request.files.items()):
-        sets[name], problems = renderer.file(number, name, path)
+    for number, (name, upload) in enumerate(request.files.items()):
+        sets[name], problems = preparing.file(number, name, upload)
         if problems.count:
             return {"problems": problems.first, "count": problems.count, "set": name}
+    report = DataReport(
+        sets=preparing.reports,
+        warnings=tuple(preparing.warnings),
+        template_sha256=template_sha256(folder) if renderer.template else None,
+        tokenizer_sha256=tokenizer_sha256(folder),
+        vocab_size=tokenizer.vocab_size,
+    )
     index = {
-        "version": 1,
+        "version": 2,
         "sets": sets,
         "train_on": request.train_on,
         "max_length": request.max_length,
-        "template_sha256": template_sha256(request.model_folder),
-        "tokenizer_sha256": tokenizer_sha256(request.model_folder),
+        "truncation": request.truncation,
+        "template_sha256": report.template_sha256,
+        "tokenizer_sha256": report.tokenizer_sha256,
         "end_of_turn": sorted(tokenizer.end_of_turn),
     }
     (request.output / INDEX).write_text(json.dumps(index, indent=1))
-    return {"sets": sets}
+    return {"report": report.model_dump(mode="json"), "sets": sets}
+
+
+def _preview(
+    request: Request, look: Look, renderer: Renderer, cutter: Cutter, progress: Progress
+) -> list[dict[str, Any]]:
+    (upload,) = request.files.values()
+    rows = islice(read_rows(upload.path, upload.encoding, look.first_line), look.rows)
+    found = renderer.render(rows, partial(progress.set, 0))
+    shown = [row for rendering in found for row in preview_rows(rendering, renderer.tokenizer, cutter)]
+    return [row.model_dump(mode="json") for row in shown]
 
 
 def _confine(parent: int) -> None:
@@ -184,7 +215,7 @@ def main() -> None:
     try:
         result = render(request)
     except WorkerError as error:
-        result = {"error": {"code": error.code, "message": error.message}}
+        result = {"error": {"code": error.code, "message": error.message, "param": error.param}}
     (request.output / RESULT).write_text(json.dumps(result))
 
 

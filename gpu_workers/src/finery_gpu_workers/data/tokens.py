@@ -1,17 +1,26 @@
-"""From rendered rows to token ids and masks: every row is tokenised once, and positions come from offsets."""
+"""From samples to token ids and masks: every text is tokenised once, and positions come from offsets."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Encoding, Tokenizer
+from tokenizers import AddedToken, Encoding, Tokenizer
+from tokenizers.decoders import DecodeStream
 
-from finery_gpu_workers.data.chat import Rendered, RowError, not_a_prefix
+from finery.data.rows import TokensRow
+from finery_gpu_workers.data.chat import RowError
+from finery_gpu_workers.data.folder import end_tokens
+from finery_gpu_workers.data.samples import Plain, Sample
+from finery_gpu_workers.data.turns import Rendered, Turn, not_a_prefix
+from finery_gpu_workers.errors import WorkerError
+
+_KNOWN_PROMPTS = 1000
 
 
 @dataclass(frozen=True)
@@ -20,73 +29,226 @@ class TokenRow:
     """[T]"""
     mask: NDArray[np.uint8]
     """[T], 1 where the token is a target; the first never is: nothing precedes it."""
+    reasoning: tuple[tuple[int, int], ...] = ()
+    """Token positions from and to of reasoning that is to be trained."""
+    lost_reasoning: int = 0
+    """Tokens of reasoning that the template did not write."""
 
     @property
     def trained(self) -> int:
         return int(self.mask.sum())
 
-    def cut(self, max_length: int) -> TokenRow:
-        """The first `max_length` tokens."""
-        return TokenRow(self.tokens[:max_length], self.mask[:max_length])
+    @property
+    def reasoning_tokens(self) -> int:
+        return sum(end - start for start, end in self.reasoning) + self.lost_reasoning
+
+    @property
+    def reasoning_trained(self) -> int:
+        return sum(int(self.mask[start:end].sum()) for start, end in self.reasoning)
 
 
 class RowTokenizer:
-    """A model's tokenizer; it adds no token of its own, since templates write them all."""
+    """A model's tokenizer. It adds no token of its own to what a template has written; text gets the tokenizer's own
+    BOS, if its post-processor adds one, and an end token."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, ends: Sequence[int] = ()) -> None:
+        """`ends`: ids that end a text for the model; the first is written behind texts."""
         tokenizer.no_truncation()
         tokenizer.no_padding()
+        self.begin = _begin(tokenizer)
+        """Ids before a text that no template wrote."""
         tokenizer.post_processor = None  # some trim white space off the offsets
         self._tokenizer = tokenizer
+        self._ends = list(ends)
+        self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
         added = tokenizer.get_added_tokens_decoder()
         self._special = np.array(sorted(id_ for id_, token in added.items() if token.special), dtype=np.int64)
         self._prompts: dict[str, list[int]] = {}
         self.end_of_turn: set[int] = set()
-        """Ids that have ended a trained turn so far."""
+        """Ids that have ended a trained turn or text so far."""
 
     @classmethod
-    def load(cls, folder: Path) -> RowTokenizer:
-        return cls(Tokenizer.from_file(str(folder / "tokenizer.json")))
+    def load(cls, folder: Path, added_tokens: Iterable[str] = ()) -> RowTokenizer:
+        """The tokenizer of a folder, with special tokens added that it does not have yet."""
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        add_tokens(tokenizer, added_tokens)
+        return cls(tokenizer, end_tokens(folder, tokenizer))
 
-    def rows(self, rendered: Sequence[Rendered]) -> list[TokenRow | RowError]:
-        encodings = self._tokenizer.encode_batch([row.text for row in rendered], add_special_tokens=False)
-        return [self._row(row, encoding) for row, encoding in zip(rendered, encodings, strict=True)]
+    def encode(self, texts: Sequence[str]) -> list[Encoding]:
+        return self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
 
-    def _row(self, rendered: Rendered, encoding: Encoding) -> TokenRow | RowError:
-        ids = np.array(encoding.ids, dtype=np.int64)
-        mask = np.full(len(ids), rendered.everything, dtype=np.uint8)
-        offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
-        special = np.isin(ids, self._special)
-        for turn in rendered.turns:
-            first, last = np.searchsorted(offsets[:, 0], [turn.start, turn.end])
-            if not self._same_prompt(rendered.text, turn.start, ids[:first], offsets[:first], special[:first]):
-                return not_a_prefix()
-            ends = np.flatnonzero(special[first:last] & (offsets[first:last, 0] >= turn.content_end))
-            if len(ends):
-                last = first + ends[0] + 1
-                self.end_of_turn.add(int(ids[last - 1]))
-            mask[first:last] = not rendered.everything
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+
+    def stream(self, ids: Sequence[int]) -> list[str]:
+        """The text of every id; of ids that share a character the first has it."""
+        texts = [""] * len(ids)
+        stream, first = DecodeStream(skip_special_tokens=False), 0
+        for n, id_ in enumerate(ids):
+            if (text := stream.step(self._tokenizer, id_)) is not None:
+                texts[first] = text
+                first = n + 1
+        if first < len(ids):  # half a character at the end
+            texts[first] = self.decode(ids[first:])
+        return texts
+
+    def rows(self, samples: Sequence[Sample]) -> list[TokenRow | RowError]:
+        texts = [text for sample in samples for text in _texts(sample)]
+        encodings = iter(self.encode(texts))
+        return [self._row(sample, [next(encodings) for _ in _texts(sample)]) for sample in samples]
+
+    def _row(self, sample: Sample, encodings: list[Encoding]) -> TokenRow | RowError:
+        if isinstance(sample, TokensRow):
+            return _given(sample)
+        if isinstance(sample, Plain):
+            return self._plain(sample, encodings)
+        return self._rendered(sample, encodings)
+
+    # ---- text without a template
+
+    def _plain(self, sample: Plain, encodings: list[Encoding]) -> TokenRow | RowError:
+        ids = encodings[0].ids
+        prompt = 0
+        if not sample.everything and sample.prompt:
+            start = encodings[1].ids
+            prompt = len(start)
+            if ids[:prompt] != start:
+                return _no_boundary()
+        end = self._end()
+        self.end_of_turn.add(end)
+        mask = np.ones(len(self.begin) + len(ids) + 1, dtype=np.uint8)
+        mask[: len(self.begin) + prompt if not sample.everything else 1] = 0
         mask[:1] = 0
-        return TokenRow(ids.astype(np.int32), mask)
+        return TokenRow(np.array([*self.begin, *ids, end], dtype=np.int32), mask)
+
+    def _end(self) -> int:
+        if not self._ends:
+            message = "expected an end token (eos_token) in the tokenizer's or the model's configuration, found none"
+            raise WorkerError("invalid_model", message, param="model")
+        return self._ends[0]
+
+    # ---- what a template has written
+
+    def _rendered(self, sample: Rendered, encodings: list[Encoding]) -> TokenRow | RowError:
+        encoding = encodings[0]
+        ids = np.array(encoding.ids, dtype=np.int32)
+        mask = np.full(len(ids), sample.everything, dtype=np.uint8)
+        places = _Places(sample.text, encoding)
+        special = np.flatnonzero(np.isin(ids, self._special))
+        for turn in sample.turns:
+            first, last = places.token(turn.start), places.token(turn.end)
+            if not self._same_prompt(sample.text, turn.start, ids[:first], places, special):
+                return not_a_prefix()
+            end = self._end_of_turn(turn, ids, special[(special >= first) & (special < last)], places)
+            mask[first : last if end is None else end + 1] = not sample.everything
+        mask[:1] = 0
+        reasoning = tuple((places.token(start), places.token(end)) for start, end in sample.reasoning)
+        lost = sum(len(alone.ids) for alone in encodings[1:])
+        return TokenRow(ids, mask, reasoning, lost)
+
+    def _end_of_turn(
+        self, turn: Turn, ids: NDArray[np.int32], special: NDArray[np.int64], places: _Places
+    ) -> int | None:
+        """The position of the token that ends the turn, if one does. `special`: those inside the turn."""
+        after = [int(n) for n in special if places.start(int(n)) >= turn.content_end]
+        if not after:
+            return None
+        end = after[0]
+        if turn.calls:  # markup may stand between the calls and the end
+            known = self.end_of_turn | set(self._ends)
+            end = next((n for n in after if int(ids[n]) in known), after[-1])
+        self.end_of_turn.add(int(ids[end]))
+        return end
 
     def _same_prompt(
-        self, text: str, end: int, ids: NDArray[np.int64], offsets: NDArray[np.int64], special: NDArray[np.bool_]
+        self, text: str, end: int, ids: NDArray[np.int32], places: _Places, special: NDArray[np.int64]
     ) -> bool:
         """Whether the prompt alone has the ids that it has inside the row.
 
         Special tokens split the text before anything else, so that what follows the last one decides. It is the
         same few characters in almost every row.
         """
-        if not len(ids) or offsets[-1, 1] > end:
+        if not len(ids) or places.end(len(ids) - 1) > end:
             return False
-        places = np.flatnonzero(special)
-        start = int(places[-1]) if len(places) else 0
-        tail = text[int(offsets[start, 0]) : end]
+        before = int(np.searchsorted(special, len(ids)))
+        start = int(special[before - 1]) if before else 0
+        tail = text[places.start(start) : end]
         if tail not in self._prompts:
-            if len(self._prompts) > 1000:
+            if len(self._prompts) > _KNOWN_PROMPTS:
                 self._prompts.clear()
             self._prompts[tail] = self._tokenizer.encode(tail, add_special_tokens=False).ids
         return bool(self._prompts[tail] == ids[start:].tolist())
+
+
+class _Places:
+    """Between characters of a text and tokens, without the list of all offsets: it is large, and slow to make."""
+
+    def __init__(self, text: str, encoding: Encoding) -> None:
+        self._length = len(text)
+        self._encoding = encoding
+        self._starts: NDArray[np.int64] | None = None
+
+    def token(self, character: int) -> int:
+        """The first token that starts at or behind the character."""
+        if character >= self._length:
+            return len(self._encoding)
+        found = self._encoding.char_to_token(character)
+        if found is None:  # a character that the tokenizer dropped
+            if self._starts is None:
+                self._starts = np.array(self._encoding.offsets, dtype=np.int64).reshape(-1, 2)[:, 0]
+            return int(np.searchsorted(self._starts, character))
+        while found < len(self._encoding) and self.start(found) < character:
+            found += 1
+        return int(found)
+
+    def start(self, token: int) -> int:
+        return self._of(token)[0]
+
+    def end(self, token: int) -> int:
+        return self._of(token)[1]
+
+    def _of(self, token: int) -> tuple[int, int]:
+        found: Any = self._encoding.token_to_chars(token)
+        return int(found[0]), int(found[1])
+
+
+def _texts(sample: Sample) -> list[str]:
+    """What of a sample is tokenised: its text, and what is compared with it."""
+    if isinstance(sample, TokensRow):
+        return []
+    if isinstance(sample, Rendered):
+        return [sample.text, *sample.lost]
+    whole = sample.prompt + sample.rest
+    return [whole] if sample.everything or not sample.prompt else [whole, sample.prompt]
+
+
+def _given(row: TokensRow) -> TokenRow:
+    mask = np.array(row.trained, dtype=np.uint8)
+    mask[:1] = 0
+    return TokenRow(np.array(row.input_ids, dtype=np.int32), mask)
+
+
+def _no_boundary() -> RowError:
+    return RowError(
+        "prompt_not_prefix",
+        "expected the prompt's tokens to be the first of the row's, found a token across the end of the prompt",
+        path="prompt",
+        hint="End the prompt where a word ends: move white space at its end to the start of the completion.",
+    )
+
+
+def _begin(tokenizer: Tokenizer) -> list[int]:
+    """What the tokenizer's own post-processor puts before a text."""
+    with_, without = (tokenizer.encode("a", add_special_tokens=added).ids for added in (True, False))
+    starts = (n for n in range(len(with_) - len(without) + 1) if with_[n : n + len(without)] == without)
+    return list(with_[: next(starts, 0)])
+
+
+def add_tokens(tokenizer: Tokenizer, texts: Iterable[str]) -> int:
+    """Adds special tokens, in order, but for those that it has; how many are new."""
+    special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
+    new = [text for text in dict.fromkeys(texts) if text not in special]
+    return int(tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in new]))
 
 
 def tokenizer_sha256(folder: Path) -> str:

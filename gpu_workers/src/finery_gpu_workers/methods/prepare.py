@@ -13,23 +13,23 @@ import sys
 import time
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
+from finery.types.data import DataReport
 from finery.types.errors import ErrorDetail
+from finery.types.files import FileEncoding
 from finery.types.jobs import Intent
 from finery.types.reasons import JobReason
 from finery_gpu_workers import storage
 from finery_gpu_workers.data import prepared
 from finery_gpu_workers.data.chat import template_sha256
 from finery_gpu_workers.data.packing import Plan
-from finery_gpu_workers.data.render import PROGRESS, RESULT, Phase, Progress, Request
+from finery_gpu_workers.data.render import PARAMS, PROGRESS, RESULT, Progress, Request, Upload
+from finery_gpu_workers.data.rendering import Phase
 from finery_gpu_workers.data.tokens import tokenizer_sha256
 from finery_gpu_workers.errors import WorkerError
-from finery_gpu_workers.models.config import read_config
+from finery_gpu_workers.start import tokenizer_folder, vocabulary
 from finery_gpu_workers.work import Ending, Work, stopped_by_customer
-
-_PARAMS = {"train": "training_file", "validation": "validation_file"}
 
 
 @dataclass(frozen=True)
@@ -46,38 +46,46 @@ class Limits:
 
 def prepare(work: Work, now: datetime, limits: Limits | None = None) -> Ending | None:
     """None when the data is prepared, stored and reported; otherwise why the job ends."""
-    output = work.folder / "prepared"
-    output.mkdir()
-    request = Request(
-        model_folder=work.model_folder,
-        files=_download(work),
-        output=output,
-        train_on=work.spec.hyperparameters.train_on,
-        max_length=work.spec.hyperparameters.max_length,
-        now=now,
-        parent=os.getpid(),
-    )
-    result = _render(work, request, limits or Limits())
+    hyper = work.spec.hyperparameters
+    request = request_of(work, now, train_on=hyper.train_on, max_length=hyper.max_length, truncation=hyper.truncation)
+    result = run_child(work, request, limits or Limits())
     if isinstance(result, Ending):
         return result
-    if ending := _refused(result):
+    if ending := refused(result) or _nothing_to_train(result):
         return ending
-    _report(work, output)
+    _report(work, request, result)
     return None
 
 
-def _download(work: Work) -> dict[str, Path]:
-    assignment = work.assignment
-    keys = {"train": (assignment.training_key, assignment.training_sha256)}
-    if assignment.validation_key:
-        keys["validation"] = (assignment.validation_key, assignment.validation_sha256)
-    files = {name: work.folder / f"{name}.jsonl" for name in keys}
-    for name, (key, sha256) in keys.items():
-        storage.download(work.store, key, files[name], sha256)
-    return files
+def request_of(work: Work, now: datetime, **settings: Any) -> Request:
+    """What the child is to do; `settings` are train_on, max_length, truncation and perhaps preview, added_tokens."""
+    output = work.folder / "prepared"
+    output.mkdir()
+    return Request(
+        **{"added_tokens": work.spec.added_tokens, "preview": None} | settings,
+        tokenizer_folder=tokenizer_folder(work),
+        vocabulary=vocabulary(work).rows,
+        files=_download(work),
+        output=output,
+        now=now,
+        parent=os.getpid(),
+    )
 
 
-def _render(work: Work, request: Request, limits: Limits) -> dict[str, Any] | Ending:
+def _download(work: Work) -> dict[str, Upload]:
+    given = work.assignment
+    files = {"train": (given.training_key, given.training_sha256, given.training_encoding)}
+    if given.validation_key:
+        files["validation"] = (given.validation_key, given.validation_sha256, given.validation_encoding)
+    uploads = {}
+    for name, (key, sha256, encoding) in files.items():
+        read_as: FileEncoding = "parquet" if encoding == "parquet" else "jsonl"
+        uploads[name] = Upload(path=work.folder / f"{name}.{read_as}", encoding=read_as)
+        storage.download(work.store, key, uploads[name].path, sha256)
+    return uploads
+
+
+def run_child(work: Work, request: Request, limits: Limits) -> dict[str, Any] | Ending:
     """Runs the child to its end, or kills it; its result."""
     progress = Progress(request.output / PROGRESS, create=True)
     errors = work.folder / "render.log"
@@ -86,7 +94,8 @@ def _render(work: Work, request: Request, limits: Limits) -> dict[str, Any] | En
         child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=_environment())
     try:
         _send(child, request)
-        if ending := _watch(work, child, progress, limits, sum(f.stat().st_size for f in request.files.values())):
+        size = sum(upload.path.stat().st_size for upload in request.files.values())
+        if ending := _watch(work, child, progress, limits, size):
             return ending
     finally:
         child.kill()
@@ -146,23 +155,29 @@ def _stuck(place: tuple[Phase, int, int], seconds: float) -> Ending:
     if phase is not Phase.TEMPLATE:
         raise TimeoutError(f"rendering made no progress for {seconds:.0f} s in phase {phase.name}")
     message = f"The model's chat template did not render line {line} in {seconds:.0f} s; it may loop."
-    param = list(_PARAMS.values())[file]
+    param = list(PARAMS.values())[file]
     return _invalid("invalid_chat_template", message, param if line else "model", [{"line": line}] if line else None)
 
 
-def _refused(result: dict[str, Any]) -> Ending | None:
+def refused(result: dict[str, Any]) -> Ending | None:
+    """The ending of a job whose rows or template cannot be used."""
     if error := result.get("error"):
-        return _invalid(error["code"], error["message"], "model")
+        return _invalid(error["code"], error["message"], error["param"] or "model")
     if problems := result.get("problems"):
         first = problems[0]
+        place = f"line {first['line']}" if first["line"] else "the file"
         message = (
-            f"{result['count']} of the file's lines cannot be used; line {first['line']}"
+            f"{result['count']} of the file's lines cannot be used; {place}"
             f"{', ' + first['path'] if first['path'] else ''}: {first['message']}."
         )
-        return _invalid(first["code"], message, _PARAMS[result["set"]], problems)
-    for name, entry in result["sets"].items():
-        if not entry["rows"]:
-            return Ending(JobReason.NO_TRAINABLE_TOKENS, _nothing_left(entry, _PARAMS[name]))
+        return _invalid(first["code"], message, PARAMS[result["set"]], problems)
+    return None
+
+
+def _nothing_to_train(result: dict[str, Any]) -> Ending | None:
+    for name, report in result["report"]["sets"].items():
+        if not report["rows"]:
+            return Ending(JobReason.NO_TRAINABLE_TOKENS, _nothing_left(report, PARAMS[name]))
     return None
 
 
@@ -171,60 +186,59 @@ def _invalid(code: str, message: str, param: str, details: list[dict[str, Any]] 
     return Ending(JobReason.INVALID_DATA, error)
 
 
-def _nothing_left(entry: dict[str, Any], param: str) -> ErrorDetail:
+def _nothing_left(report: dict[str, Any], param: str) -> ErrorDetail:
+    reasons = ", ".join(f"{count} {reason}" for reason, count in report["dropped"].items())
     return ErrorDetail(
-        message=f"Expected rows with tokens to train on, found none: all {entry['dropped_rows']} rows lose them where "
-        "they are cut at max_length; raise hyperparameters.max_length or shorten the prompts.",
+        message=f"Expected rows with tokens to train on, found none: all {report['dropped_rows']} rows are left out "
+        f"({reasons or 'no rows'}). Rows lose their tokens where they are cut at max_length: raise "
+        "hyperparameters.max_length or shorten the prompts.",
         type="invalid_request_error",
         code="no_trainable_tokens",
         param=param,
-        details=[{"dropped_rows": entry["dropped_rows"], "lines": entry["dropped_lines"]}],
+        details=[{"dropped_rows": report["dropped_rows"], "lines": report["dropped_lines"]}],
     )
 
 
-def _report(work: Work, output: Path) -> None:
-    data = prepared.load(output)
-    _check_ids(data, work.model_folder)
+def _report(work: Work, request: Request, result: dict[str, Any]) -> None:
+    for name, entry in result["sets"].items():
+        _check_ids(name, entry["highest_token"], request)
+    data = prepared.load(request.output)
     plan = Plan(data.train.lengths, work.spec.hyperparameters, work.spec.seed)
     prefix = work.assignment.output_prefix + "prepared/"
-    storage.upload_all(work.store, output, prefix)
-    sets = {
-        name: {key: value for key, value in entry.items() if key != "files"}
-        for name, entry in data.index["sets"].items()
-    }
-    digests = {key: data.index[key] for key in ("template_sha256", "tokenizer_sha256")}
-    train = sets["train"]
+    storage.upload_all(work.store, request.output, prefix)
+    report = DataReport.model_validate(result["report"])
+    train = report.sets["train"]
     work.control.report_prepared(
         prepared_prefix=prefix,
-        rows=train["rows"],
-        tokens=train["tokens"],
-        trained_tokens=train["trained_tokens"],
-        dropped_rows=train["dropped_rows"],
-        truncated_rows=train["truncated_rows"],
+        rows=train.rows,
+        tokens=train.tokens,
+        trained_tokens=train.trained_tokens,
+        dropped_rows=train.dropped_rows,
+        truncated_rows=train.truncated_rows,
         total_steps=plan.total_steps,
         total_trained_tokens=plan.total(data.train.trained),
-        statistics_json=json.dumps({**digests, "sets": sets}),
+        statistics_json=report.model_dump_json(),
     )
 
 
-def _check_ids(data: prepared.Prepared, model_folder: Path) -> None:
+def _check_ids(name: str, highest: int, request: Request) -> None:
     """Here, and not by a fault on an accelerator."""
-    vocabulary = read_config(model_folder).vocab
-    sets = [data.train, *([data.validation] if data.validation else [])]
-    highest = max(int(shard["tokens"].max()) for rows in sets for shard in rows.shards)
-    if highest >= vocabulary:
-        expected = f"token ids below {vocabulary}, the rows of the embedding matrix"
-        raise WorkerError("invalid_model", f"{model_folder.name}: expected {expected}, found {highest} in the data")
+    if highest >= request.vocabulary:
+        expected = f"token ids below {request.vocabulary}, the rows of the embedding matrix"
+        folder = request.tokenizer_folder.name
+        raise WorkerError("invalid_model", f"{folder}: expected {expected}, found {highest} in the {name} data")
 
 
 def load_prepared(work: Work) -> prepared.Prepared:
     """The prepared data on a training worker; it must be of this worker's tokenizer and template."""
-    folder = work.folder / "prepared"
+    folder, tokenizer = work.folder / "prepared", tokenizer_folder(work)
     prefix = work.assignment.prepared_prefix
     index = json.loads(storage.read(work.store, prefix + prepared.INDEX))
     files = [(file["path"], file["sha256"]) for entry in index["sets"].values() for file in entry["files"]]
     storage.download_all(work.store, prefix, [(prepared.INDEX, None), *files], folder)
-    expected = {"template": template_sha256(work.model_folder), "tokenizer": tokenizer_sha256(work.model_folder)}
+    expected = {"tokenizer": tokenizer_sha256(tokenizer)}
+    if index["template_sha256"] is not None:
+        expected["template"] = template_sha256(tokenizer)
     for name, digest in expected.items():
         if index[f"{name}_sha256"] != digest:
             message = f"{name}: expected {digest}, found data prepared with {index[f'{name}_sha256']}"

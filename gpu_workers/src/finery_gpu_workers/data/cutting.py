@@ -1,0 +1,60 @@
+"""What becomes of samples that are longer than the job's `max_length`, or have nothing to train."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from finery.types.methods import Truncation
+from finery_gpu_workers.data.chat import RowError
+from finery_gpu_workers.data.tokens import TokenRow
+
+NO_TRAINABLE_TOKENS, TOO_LONG = "no_trainable_tokens", "too_long"
+
+
+@dataclass(frozen=True)
+class Cutter:
+    max_length: int
+    truncation: Truncation
+    begin: int | None = None
+    """What the tokenizer puts before every text, if it does. A row that starts with it still does after a cut on the
+    left, as it would at generation; so one token fewer of its end is kept."""
+
+    def cut(self, row: TokenRow) -> TokenRow | str:
+        """The sample as it is trained, or why it is left out. Raises RowError `row_too_long` where the job wants it.
+
+        The first token that is left is never a target: nothing precedes it.
+        """
+        length = len(row.tokens)
+        kept = row
+        if length > self.max_length:
+            if self.truncation == "drop":
+                return TOO_LONG
+            if self.truncation == "error":
+                raise _too_long(length, self.max_length)
+            kept = _joined(row, *self.keeps(row))
+        return kept if kept.trained else NO_TRAINABLE_TOKENS
+
+    def keeps(self, row: TokenRow) -> tuple[slice, slice]:
+        """The two runs of tokens that are left of a row that is cut."""
+        if self.truncation != "left":
+            return slice(0, 0), slice(0, self.max_length)
+        head = int(int(row.tokens[0]) == self.begin)
+        return slice(0, head), slice(max(head, len(row.tokens) - self.max_length + head), len(row.tokens))
+
+
+def _joined(row: TokenRow, head: slice, rest: slice) -> TokenRow:
+    mask = np.concatenate([row.mask[head], row.mask[rest]])
+    mask[0] = 0
+    moved = head.stop - rest.start
+    places = tuple((max(a + moved, head.stop), max(b + moved, head.stop)) for a, b in row.reasoning)
+    return TokenRow(np.concatenate([row.tokens[head], row.tokens[rest]]), mask, places, row.lost_reasoning)
+
+
+def _too_long(length: int, limit: int) -> RowError:
+    return RowError(
+        "row_too_long",
+        f"expected at most {limit} tokens (hyperparameters.max_length), found {length}",
+        hint="Raise hyperparameters.max_length, shorten the row, or let hyperparameters.truncation cut or drop it.",
+    )
