@@ -14,6 +14,10 @@ alter table jobs add column preview jsonb;                     -- {"request": Pr
 -- What stops a job early is known only to its worker: where it stopped is its last step.
 alter table jobs add column stopped_step bigint;
 
+-- What PATCH may change; the spec stays as submitted. Null: the metadata of the spec.
+alter table jobs add column customer_metadata jsonb;
+grant update (name, customer_metadata) on jobs to finery_app;
+
 alter table checkpoints add column kind text not null default 'adapter' check (kind in ('adapter', 'full'));
 alter table checkpoints add column validation_loss double precision;
 alter table checkpoints add column deleted_at timestamptz, add column purged_at timestamptz;

@@ -45,3 +45,9 @@ class ServiceError(Exception):
 def not_found(noun: str, id_: str, param: str | None = None) -> ServiceError:
     """The same answer for an unknown id and for another tenant's."""
     return ServiceError(404, f"{noun}_not_found", f"No {noun} with the id {id_[:80]!r} exists.", param=param)
+
+
+def refusal(code: str, param: str, expected: str, found: object) -> ServiceError:
+    """400: a field of the request that cannot be had."""
+    message = f"{param}: expected {expected}, found {str(found)[:80]}."
+    return ServiceError(400, code, message, param=param)

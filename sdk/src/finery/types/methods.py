@@ -135,3 +135,12 @@ class SftJobCreate(Request):
 
 JobCreate = SftJobCreate
 """All methods; a union discriminated by `method` once there is more than one."""
+
+
+class JobUpdate(Request):
+    """The body of `PATCH /v1/jobs/{id}`: what is given is set, what is left out stays."""
+
+    name: Name | None = None
+    """Null takes the name away."""
+    metadata: Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)] = {}
+    """Replaces all metadata."""

@@ -1,4 +1,4 @@
-"""Lists."""
+"""Lists, and what is left of a deleted object."""
 
 from __future__ import annotations
 
@@ -16,3 +16,12 @@ class Page(Resource, Generic[T]):
     data: tuple[T, ...]
     has_more: bool = False
     last_id: str | None = None
+
+
+class Deleted(Resource):
+    """The answer to a DELETE: the id answers 404 from now on."""
+
+    object: str
+    """What it was, as in `checkpoint`."""
+    id: str
+    deleted: Literal[True] = True

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import hashlib
+from datetime import datetime
 from typing import Literal, NamedTuple
 
 from sqlalchemy import text
-from sqlmodel import select
+from sqlmodel import col, delete, select
 from sqlmodel.ext.asyncio.session import AsyncSession
 
 from finery_service.auth.tables import IdempotencyRow
@@ -44,6 +45,11 @@ async def take_turn(session: AsyncSession, scope: str, key: str, fingerprint: st
 async def answered(session: AsyncSession, scope: str, key: str) -> IdempotencyRow | None:
     statement = select(IdempotencyRow).where(IdempotencyRow.tenant_id == scope, IdempotencyRow.key == key)
     return (await session.exec(statement)).one_or_none()
+
+
+async def forget(session: AsyncSession, before: datetime) -> None:
+    """Deletes what was remembered of requests before that time."""
+    await session.execute(delete(IdempotencyRow).where(col(IdempotencyRow.created_at) < before))
 
 
 def _lock_number(*parts: str) -> int:

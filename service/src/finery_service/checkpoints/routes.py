@@ -5,10 +5,11 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from finery.types.checkpoints import Checkpoint
-from finery.types.pages import Page
+from finery.types.pages import Deleted, Page
 from finery_service.auth.caller import TenantMember
 from finery_service.checkpoints import service
 from finery_service.checkpoints.download import download
+from finery_service.checkpoints.purge import purge
 from finery_service.db.engine import transaction
 from finery_service.http.answers import answer
 from finery_service.http.context import Here
@@ -39,6 +40,19 @@ async def retrieve(checkpoint_id: str, services: Here, member: TenantMember) -> 
     """The checkpoint, with its files, their sizes and digests, and how it was made."""
     async with transaction(services.app_engine, member.tenant_id) as session:
         return answer(await service.get(session, member.tenant_id, checkpoint_id))
+
+
+@router.delete(
+    "/{checkpoint_id}",
+    response_model=Deleted,
+    responses=guarded(404, 409, noun="checkpoint", codes=["checkpoint_in_use"]),
+)
+async def delete(checkpoint_id: str, services: Here, member: TenantMember) -> Response:
+    """Delete a checkpoint with its files. Refused while a job that has not ended, or another checkpoint, needs it."""
+    async with transaction(services.app_engine, member.tenant_id) as session:
+        row = await service.delete(session, member.tenant_id, checkpoint_id, services.clock())
+    await purge(services.system_engine, services.store, row)
+    return answer(Deleted(object="checkpoint", id=row.id))
 
 
 @router.get(

@@ -75,7 +75,9 @@ def body_too_large(limit: int) -> ServiceError:
 
 
 def parse_json(raw: bytes, kind: type[B], *, root_param: str | None = None) -> Body[B]:
-    """See `read_json`."""
+    """See `read_json`. No body at all is that with all defaults, if there is one."""
+    if not raw and not any(field.is_required() for field in kind.model_fields.values()):
+        raw = b"{}"
     try:
         value, flaws = StrictReader().read(raw.decode())
     except UnicodeDecodeError as error:

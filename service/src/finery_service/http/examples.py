@@ -18,8 +18,8 @@ from finery.types.usage import UsageRow
 
 _AT = datetime(2026, 12, 1, 9, 30, tzinfo=UTC)
 _SHA256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
-_TAIL = "00d263ah5014n0c2d1c6w39ndv964xyaw7k6"
-_JOB, _PROJECT, _TENANT, _FILE = f"job_{_TAIL}", f"proj_{_TAIL}", f"ten_{_TAIL}", f"file_{_TAIL}"
+TAIL = "00d263ah5014n0c2d1c6w39ndv964xyaw7k6"
+_JOB, _PROJECT, _TENANT, _FILE = f"job_{TAIL}", f"proj_{TAIL}", f"ten_{TAIL}", f"file_{TAIL}"
 _MODEL = "smollm2-135m-instruct"
 
 _PROBLEM = Problem(
@@ -34,7 +34,7 @@ _PROBLEM = Problem(
 _RESOURCES: tuple[Resource, ...] = (
     Tenant(id=_TENANT, name="acme", default_project=_PROJECT, created_at=_AT),
     Key(
-        id=f"key_{_TAIL}",
+        id=f"key_{TAIL}",
         name="laptop",
         tenant=_TENANT,
         project=_PROJECT,
@@ -56,7 +56,7 @@ _RESOURCES: tuple[Resource, ...] = (
         created_at=_AT,
     ),
     Model(
-        id=f"mdl_{_TAIL}",
+        id=f"mdl_{TAIL}",
         name=_MODEL,
         max_length=8192,
         parameters=134_515_008,
@@ -84,7 +84,7 @@ _RESOURCES: tuple[Resource, ...] = (
     ),
     Event(job=_JOB, seq=17, type="metric", data={"step": 12, "loss": 2.31, "trained_tokens": 4011}, created_at=_AT),
     Checkpoint(
-        id=f"ckpt_{_TAIL}",
+        id=f"ckpt_{TAIL}",
         job=_JOB,
         project=_PROJECT,
         step=50,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -11,43 +12,78 @@ from pydantic.json_schema import models_json_schema
 
 from finery.types.errors import ErrorBody, ErrorDetail
 from finery_service.errors import ServiceError
-from finery_service.http.examples import examples
+from finery_service.http.examples import TAIL, examples
 
-_EXAMPLES: dict[int, tuple[str, str, str | None]] = {
-    400: (
-        "invalid_value",
+_CODES: dict[str, tuple[int, str, str | None]] = {
+    "invalid_value": (
+        400,
         "hyperparameters.learning_rate: expected greater than 0, found -1.",
         "hyperparameters.learning_rate",
     ),
-    401: ("invalid_api_key", "Expected one header `Authorization: Bearer <key>` with a valid key, found none.", None),
-    403: ("operator_key_required", "Expected an operator's key, found a tenant's.", None),
-    404: ("job_not_found", "No job with the id 'job_0000' exists.", None),
-    409: ("request_in_progress", "A request with this Idempotency-Key is still running; repeat it in a second.", None),
-    413: ("body_too_large", "Expected a body of at most 1048576 bytes, found more; send less.", None),
-    415: (
-        "unsupported_content_encoding",
-        "Expected no Content-Encoding, found 'gzip'.",
-        "content-encoding",
+    "unknown_parameter": (400, "Expected no query parameters, found 'verbose'.", "verbose"),
+    "invalid_cursor": (400, "Expected the id of an object of this list, found another text.", "after"),
+    "invalid_time": (400, "start: expected an RFC 3339 time with a zone, found '2026-12-01'.", "start"),
+    "missing_file": (400, "Expected a part named file with a filename, found none.", "file"),
+    "invalid_api_key": (
+        401,
+        "Expected one header `Authorization: Bearer <key>` with a valid key, found none.",
+        None,
     ),
-    416: ("range_not_satisfiable", "Expected a range that begins before byte 1000, found bytes=1000-.", "range"),
-    422: (
-        "idempotency_key_reused",
-        "Expected a fresh Idempotency-Key; this one was used.",
+    "operator_key_required": (403, "Expected an operator's key, found a tenant's.", None),
+    "tenant_key_required": (403, "Expected a tenant's key (fny_…), found an operator's.", None),
+    "request_in_progress": (
+        409,
+        "A request with this Idempotency-Key is still running; repeat it in a second.",
         "idempotency-key",
     ),
-    500: ("internal_error", "Something went wrong on our side; try again.", None),
-    503: ("database_unavailable", "The database does not answer; try again.", None),
+    "job_already_terminal": (
+        409,
+        "Expected a job that has not ended, found one that has succeeded; there is nothing to cancel.",
+        None,
+    ),
+    "job_is_being_cancelled": (
+        409,
+        "Expected a job that is to go on, found one that is being cancelled; a cancel cannot be withdrawn.",
+        None,
+    ),
+    "checkpoint_in_use": (
+        409,
+        f"Expected one that nothing needs, found that job job_{TAIL} starts from it.",
+        None,
+    ),
+    "file_in_use": (409, f"Expected one that no open job needs, found that job job_{TAIL} does.", None),
+    "body_too_large": (413, "Expected a body of at most 1048576 bytes, found more; send less.", None),
+    "unsupported_content_encoding": (
+        415,
+        "Expected a body without Content-Encoding, found 'gzip'; send it uncompressed.",
+        "content-encoding",
+    ),
+    "range_not_satisfiable": (
+        416,
+        "Expected a range that begins before byte 1000, found bytes=1000-.",
+        "range",
+    ),
+    "idempotency_key_reused": (
+        422,
+        "Expected a fresh Idempotency-Key, found one that was used for another request; use a new one.",
+        "idempotency-key",
+    ),
+    "internal_error": (500, "Something went wrong on our side; try again.", None),
+    "database_unavailable": (503, "The database does not answer; try again.", None),
 }
+_USUAL = {status: code for code, (status, _, _) in reversed(_CODES.items())}
+"""Status -> the first code of it above."""
 COMMON = (401, 403, 500, 503)
 
 
-def errors(*statuses: int, noun: str = "job") -> dict[int | str, dict[str, Any]]:
-    """The `responses` of a route that may answer with these statuses; `noun` is what a 404 has not found."""
+def errors(*statuses: int, noun: str = "job", codes: Sequence[str] = ()) -> dict[int | str, dict[str, Any]]:
+    """The `responses` of a route that may answer with these statuses; `noun` is what a 404 has not found, and `codes`
+    are shown instead of their statuses' usual ones."""
     responses: dict[int | str, dict[str, Any]] = {}
+    shown = _USUAL | {_CODES[code][0]: code for code in codes}
     for status in statuses:
-        code, message, param = _EXAMPLES[status]
-        if status == 404:
-            code, message = f"{noun}_not_found", f"No {noun} with the id '{noun}_0000' exists."
+        code = f"{noun}_not_found" if status == 404 else shown[status]
+        message, param = (f"No {noun} with the id '{noun}_0000' exists.", None) if status == 404 else _CODES[code][1:]
         detail: ErrorDetail = ServiceError(status, code, message, param=param).detail
         example = {"error": detail.model_dump(exclude={"details"})}
         content = {"application/json": {"example": example}}
@@ -55,24 +91,37 @@ def errors(*statuses: int, noun: str = "job") -> dict[int | str, dict[str, Any]]
     return responses
 
 
-def guarded(*statuses: int, noun: str = "job") -> dict[int | str, dict[str, Any]]:
-    """`errors` of a route that asks for a key."""
-    return errors(*statuses, *COMMON, noun=noun)
+def guarded(
+    *statuses: int, noun: str = "job", codes: Sequence[str] = (), operators: bool = False
+) -> dict[int | str, dict[str, Any]]:
+    """`errors` of a route that asks for a key (of `operators`, or of a tenant) and refuses query parameters that it
+    does not have."""
+    if 400 not in statuses:
+        codes = ("unknown_parameter", *codes)
+    if not operators:
+        codes = ("tenant_key_required", *codes)
+    return errors(*sorted({400, *statuses, *COMMON}), noun=noun, codes=codes)
 
 
-def json_body(kind: type[BaseModel], example: dict[str, Any]) -> dict[str, Any]:
-    """The `openapi_extra` of a route that reads its JSON body itself."""
+def json_body(
+    kind: type[BaseModel], example: dict[str, Any], *, once: bool = True, required: bool = True, **more: dict[str, Any]
+) -> dict[str, Any]:
+    """The `openapi_extra` of a route that reads its JSON body itself. `more` examples have names; `once`: the route
+    knows Idempotency-Key."""
     schema = {"$ref": f"#/components/schemas/{kind.__name__}"}
-    content = {"application/json": {"schema": schema, "example": example}}
-    return {"requestBody": {"required": True, "content": content}, "parameters": [IDEMPOTENCY_KEY]}
+    examples = {name.replace("_", " "): {"value": value} for name, value in {"usual": example, **more}.items()}
+    content = {"application/json": {"schema": schema, "examples": examples}}
+    extra: dict[str, Any] = {"requestBody": {"required": required, "content": content}}
+    return {**extra, "parameters": [IDEMPOTENCY_KEY]} if once else extra
 
 
 IDEMPOTENCY_KEY = {
     "name": "Idempotency-Key",
     "in": "header",
     "required": False,
-    "description": "Repeat a request with the same key and it is done once. 1 to 255 visible ASCII characters.",
-    "schema": {"type": "string", "maxLength": 255},
+    "description": "Repeat a request with the same key and it is done once; the second answer is that of the first, "
+    "with the header Idempotent-Replayed. 1 to 255 visible ASCII characters. Remembered for 7 days.",
+    "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$"},
 }
 
 

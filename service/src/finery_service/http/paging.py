@@ -36,14 +36,17 @@ async def page_of(
     after: str | None,
     limit: int,
     oldest_first: bool = False,
+    filters: Sequence[ColumnElement[bool]] = (),
 ) -> tuple[list[R], bool]:
     """Up to `limit` rows that follow the row with the id `after`, and whether more follow.
 
-    Raises 400 for an `after` that is no id of this list.
+    `where` says whose list it is; `filters` say what of it is wanted. The row `after` need not pass the filters (any
+    more): it may have changed or been deleted since it was the last of its page. Raises 400 for an `after` that is no
+    id of this list.
     """
     table: Any = kind
     key = tuple_(col(table.created_at), col(table.id))
-    statement = select(kind).where(*where)
+    statement = select(kind).where(*where, *filters)
     if after is not None:
         cursor = await _cursor(session, table, where, after)
         statement = statement.where(key > cursor if oldest_first else key < cursor)

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 
+from sqlalchemy import ColumnElement
 from sqlmodel.ext.asyncio.session import AsyncSession
 
-from finery.types.errors import ErrorDetail
-from finery.types.jobs import TERMINAL, Event, Intent, Job, JobState, Progress
-from finery.types.methods import JobCreate
+from finery.types.jobs import TERMINAL, Event, Intent, Job, JobState
+from finery.types.methods import JobCreate, JobUpdate
 from finery.types.pages import Page
-from finery.types.reasons import RULES, JobReason
 from finery_service.auth.caller import Member
 from finery_service.errors import ServiceError, not_found
 from finery_service.http.paging import is_id, page_of, to_page
 from finery_service.jobs import queries, store
 from finery_service.jobs.admission import admit
-from finery_service.jobs.queries import Facts
-from finery_service.jobs.tables import EventRow, JobRow
-from finery_service.usage.prices import cost_usd
+from finery_service.jobs.tables import JobRow
+from finery_service.jobs.views import to_event, to_job
+
+_VERBS = {Intent.CANCEL: "cancel", Intent.PAUSE: "pause", Intent.RUN: "resume"}
 
 
 async def submit(session: AsyncSession, member: Member, body: JobCreate, now: datetime) -> Job:
@@ -32,21 +33,44 @@ async def get(session: AsyncSession, tenant_id: str, job_id: str) -> Job:
     return await _to_job(session, await require(session, tenant_id, job_id))
 
 
-async def list_page(session: AsyncSession, tenant_id: str, *, after: str | None, limit: int) -> Page[Job]:
-    rows, has_more = await page_of(session, JobRow, JobRow.tenant_id == tenant_id, after=after, limit=limit)
+async def list_page(
+    session: AsyncSession, tenant_id: str, filters: Sequence[ColumnElement[bool]], *, after: str | None, limit: int
+) -> Page[Job]:
+    """Newest first."""
+    where = queries.jobs_of(tenant_id)
+    rows, has_more = await page_of(session, JobRow, *where, after=after, limit=limit, filters=filters)
     facts = await queries.facts(session, [row.id for row in rows])
     return to_page([to_job(row, facts[row.id]) for row in rows], has_more)
 
 
-async def cancel(session: AsyncSession, tenant_id: str, job_id: str) -> Job:
-    """Sets the intent; a job that is cancelled or is to be cancelled stays as it is. 409 if it ended otherwise."""
+async def update(session: AsyncSession, tenant_id: str, job_id: str, body: JobUpdate) -> Job:
+    """Sets what is given: the name (null takes it away), the metadata (as a whole). Raises 400 if nothing is."""
+    if not body.model_fields_set:
+        raise ServiceError(400, "missing_field", "Expected name or metadata, found neither.", param="name")
+    row = await require(session, tenant_id, job_id, lock=True)
+    if "name" in body.model_fields_set:
+        row.name = body.name
+    if "metadata" in body.model_fields_set:
+        row.customer_metadata = body.metadata
+    await session.flush()
+    return await _to_job(session, row)
+
+
+async def intend(session: AsyncSession, tenant_id: str, job_id: str, intent: Intent) -> Job:
+    """Cancel, pause, or (`run`) resume. A job that is as wanted, or on its way there, stays as it is.
+
+    Raises 409 for a job that has ended otherwise, and for one that is to be cancelled: that is never withdrawn.
+    """
     await require(session, tenant_id, job_id)
-    row = await store.set_intent(session, job_id, Intent.CANCEL)
+    row = await store.set_intent(session, job_id, intent)
     assert row is not None, "jobs are never deleted"
-    if row.state in TERMINAL and row.state != JobState.CANCELLED:
-        message = f"Expected a job that has not ended, found one that has {row.state}; there is nothing to cancel."
-        details, headers = [{"state": row.state}], {"x-should-retry": "false"}
-        raise ServiceError(409, "job_already_terminal", message, details=details, headers=headers)
+    if row.state in TERMINAL and not (row.state == JobState.CANCELLED and intent is Intent.CANCEL):
+        found = f"one that has {row.state}" if row.state != JobState.CANCELLED else "one that was cancelled"
+        message = f"Expected a job that has not ended, found {found}; there is nothing to {_VERBS[intent]}."
+        raise _conflict("job_already_terminal", message, row)
+    if row.intent == Intent.CANCEL and intent is not Intent.CANCEL:
+        message = "Expected a job that is to go on, found one that is being cancelled; a cancel cannot be withdrawn."
+        raise _conflict("job_is_being_cancelled", message, row)
     return await _to_job(session, row)
 
 
@@ -69,57 +93,18 @@ async def check_cursor(session: AsyncSession, tenant_id: str, job_id: str, after
     return row
 
 
-async def require(session: AsyncSession, tenant_id: str, job_id: str) -> JobRow:
-    """The row, or 404, the same for an unknown job and for another tenant's."""
-    row = await queries.get(session, tenant_id, job_id) if is_id(job_id) else None
+async def require(session: AsyncSession, tenant_id: str, job_id: str, *, lock: bool = False) -> JobRow:
+    """The row, or 404, the same for an unknown job and for another tenant's. With `lock`, until the end of the
+    transaction."""
+    row = await queries.get(session, tenant_id, job_id, lock=lock) if is_id(job_id) else None
     if row is None:
         raise not_found("job", job_id)
     return row
 
 
+def _conflict(code: str, message: str, row: JobRow) -> ServiceError:
+    return ServiceError(409, code, message, details=[{"state": row.state}], headers={"x-should-retry": "false"})
+
+
 async def _to_job(session: AsyncSession, row: JobRow) -> Job:
     return to_job(row, (await queries.facts(session, [row.id]))[row.id])
-
-
-def to_job(row: JobRow, facts: Facts) -> Job:
-    spec = row.spec
-    trained = sum(units for sku, units in row.usage.items() if sku.startswith("train."))
-    return Job(
-        id=row.id,
-        project=row.project_id,
-        method=row.method,
-        model=facts.model,
-        from_checkpoint=row.from_checkpoint_id,
-        training_file=row.training_file_id,
-        validation_file=row.validation_file_id,
-        name=row.name,
-        metadata=spec["metadata"],
-        seed=spec["seed"],
-        adapter=spec["adapter"],
-        hyperparameters=spec["hyperparameters"],
-        resources=spec["resources"],
-        priority=row.priority,
-        limits=spec["limits"],
-        state=row.state,
-        reason=row.reason,
-        message=_sentence(row.reason),
-        position=row.queue_position if row.state == JobState.QUEUED else None,
-        intent=row.intent,
-        progress=Progress(step=row.step, total_steps=row.total_steps, trained_tokens=trained),
-        usage=row.usage,
-        cost=cost_usd(row.usage, facts.prices),
-        error=ErrorDetail.model_validate(row.error) if row.error else None,
-        attempts=facts.attempts,
-        created_at=row.created_at,
-        queued_at=row.queued_at,
-        started_at=row.started_at,
-        finished_at=row.finished_at,
-    )
-
-
-def _sentence(reason: str | None) -> str | None:
-    return RULES[JobReason(reason)].sentence if reason in frozenset(JobReason) else None
-
-
-def to_event(row: EventRow) -> Event:
-    return Event(job=row.job_id, seq=row.seq, type=row.type, data=row.data, created_at=row.created_at)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 
 from fastapi import Request
 from fastapi.responses import StreamingResponse
+from sqlalchemy.exc import SQLAlchemyError
 
 from finery.types.jobs import TERMINAL, Event
+from finery_service.auth.caller import Member
 from finery_service.db.engine import transaction
 from finery_service.db.notify import EventRecord, Frame
 from finery_service.errors import ServiceError
@@ -17,6 +20,7 @@ from finery_service.http.context import Services
 from finery_service.jobs import queries
 from finery_service.jobs.service import check_cursor
 from finery_service.jobs.tables import JobRow
+from finery_service.keys import store as keys
 
 MEDIA_TYPE = "text/event-stream"
 _HEADERS = {"cache-control": "no-cache, no-transform", "x-accel-buffering": "no"}
@@ -50,19 +54,39 @@ def encode(record: EventRecord) -> Frame:
     return Frame(record.seq, payload, record.type == "state" and record.data.get("to") in TERMINAL)
 
 
-async def open_stream(services: Services, tenant_id: str, job_id: str, after: int) -> StreamingResponse:
+async def open_stream(services: Services, member: Member, job_id: str, after: int) -> StreamingResponse:
     """Everything that may be refused is refused here, before the 200."""
-    async with transaction(services.app_engine, tenant_id) as session:
-        job = await check_cursor(session, tenant_id, job_id, after)
+    async with transaction(services.app_engine, member.tenant_id) as session:
+        job = await check_cursor(session, member.tenant_id, job_id, after)
         head = await queries.head(session, job_id)
-    return StreamingResponse(_frames(services, job, head, after), media_type=MEDIA_TYPE, headers=_HEADERS)
+    admitted = Admitted(services, member)
+    return StreamingResponse(_frames(services, job, head, after, admitted), media_type=MEDIA_TYPE, headers=_HEADERS)
 
 
-async def _frames(services: Services, job: JobRow, head: int, cursor: int) -> AsyncIterator[bytes]:
+class Admitted:
+    """Whether the key that opened a stream still stands; asked now and then, as a stream may last for days."""
+
+    def __init__(self, services: Services, member: Member) -> None:
+        self._services, self._member = services, member
+        self._interval = 2 * services.settings.heartbeat_seconds
+        self._next = time.monotonic() + self._interval
+
+    async def still(self) -> bool:
+        if time.monotonic() < self._next:
+            return True
+        self._next = time.monotonic() + self._interval
+        try:
+            async with transaction(self._services.app_engine, self._member.tenant_id) as session:
+                return await keys.is_live(session, self._member.key_id)
+        except (SQLAlchemyError, OSError):
+            return True  # a database that is away revokes nothing
+
+
+async def _frames(services: Services, job: JobRow, head: int, cursor: int, admitted: Admitted) -> AsyncIterator[bytes]:
     ended = job.state in TERMINAL
     with services.feeds.reading(job.id, head) as feed, services.metrics.streams.track_inprogress():
         yield _HELLO
-        while not services.feeds.closed:
+        while not services.feeds.closed and await admitted.still():
             changed = feed.changed
             news = feed.after(cursor)
             if news is None or (ended and not news):

@@ -25,6 +25,7 @@ class JobRow(SQLModel, table=True):
     price_book_id: str
     name: str | None = None
     spec: dict[str, Any] = json_field()
+    customer_metadata: dict[str, Any] | None = json_field(default=None)
     priority: str
     accelerators: int
     accelerator_type: str | None = None

@@ -21,8 +21,8 @@ router = APIRouter(prefix="/v1/tenants/{tenant_id}/keys", tags=["keys (operators
     "",
     status_code=201,
     response_model=Key,
-    responses=guarded(400, 404, 409, 413, 415, 422, noun="tenant"),
-    openapi_extra=json_body(KeyCreate, {"name": "laptop"}),
+    responses=guarded(400, 404, 409, 413, 415, 422, noun="tenant", operators=True),
+    openapi_extra=json_body(KeyCreate, {"name": "laptop"}, required=False),
 )
 async def create(tenant_id: str, request: Request, services: Here, _operator: OperatorOnly) -> Response:
     """Make a key. `secret` is in this answer only: a replay under the same Idempotency-Key does not repeat it."""
@@ -38,7 +38,7 @@ async def create(tenant_id: str, request: Request, services: Here, _operator: Op
         )
 
 
-@router.get("", response_model=Page[Key], responses=guarded(400, 404, noun="tenant"))
+@router.get("", response_model=Page[Key], responses=guarded(400, 404, noun="tenant", operators=True))
 async def list_(
     tenant_id: str, services: Here, _operator: OperatorOnly, after: After = None, limit: Limit = 20
 ) -> Response:
@@ -47,7 +47,7 @@ async def list_(
         return answer(await service.list_page(session, tenant_id, after=after, limit=limit))
 
 
-@router.delete("/{key_id}", response_model=Key, responses=guarded(404, noun="key"))
+@router.delete("/{key_id}", response_model=Key, responses=guarded(404, noun="key", operators=True))
 async def revoke(tenant_id: str, key_id: str, services: Here, _operator: OperatorOnly) -> Response:
     """Revoke a key: it stops working with this answer."""
     async with transaction(services.system_engine) as session:

@@ -23,7 +23,7 @@ _EXAMPLE = {"name": "my-llama", "source": {"type": "path", "path": "/models/my-l
     "",
     status_code=201,
     response_model=Model,
-    responses=guarded(400, 409, 413, 415, 422),
+    responses=guarded(400, 409, 413, 415, 422, operators=True),
     openapi_extra=json_body(ModelCreate, _EXAMPLE),
 )
 async def create(request: Request, services: Here, _operator: OperatorOnly) -> Response:
@@ -43,5 +43,6 @@ async def list_(services: Here, _caller: AnyCaller, after: After = None, limit: 
 
 @router.get("/{name_or_id}", response_model=Model, responses=guarded(404, noun="model"))
 async def retrieve(name_or_id: str, services: Here, _caller: AnyCaller) -> Response:
+    """A base model by name or id, with its prices in force."""
     async with transaction(services.app_engine) as session:
         return answer(await service.get(session, name_or_id, services.clock()))

@@ -1,19 +1,17 @@
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from finery.data.strict_json import shown
 from finery.types.pages import Page
 from finery.types.usage import GroupBy, UsageRow
 from finery_service.auth.caller import TenantMember
 from finery_service.db.engine import transaction
-from finery_service.errors import ServiceError
 from finery_service.http.answers import answer
 from finery_service.http.context import Here
 from finery_service.http.openapi import guarded
+from finery_service.http.times import aware
 from finery_service.usage import service
 
 router = APIRouter(prefix="/v1/usage", tags=["usage"])
@@ -31,29 +29,9 @@ async def list_(
     end: Time = None,
     group_by: Annotated[list[GroupBy], Query(description="May be repeated; without it, one total.")] = [],  # noqa: B006
 ) -> Response:
-    """Metered units and their cost at the price book pinned to each job. Days are UTC."""
+    """Metered units and their cost at the price book pinned to each job. Days are UTC. At most 5000 rows: ask for a
+    shorter time, or one job, where there are more."""
     first, last = aware("start", start), aware("end", end)
     async with transaction(services.app_engine, member.tenant_id) as session:
         page = await service.usage_page(session, member.tenant_id, job_id=job, start=first, end=last, group_by=group_by)
     return answer(page)
-
-
-def aware(param: str, text: str | None) -> datetime | None:
-    """Raises 400 for what is no time, and for a time without a zone: nobody knows which one it is."""
-    if text is None:
-        return None
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        time = datetime.min  # noqa: DTZ901 naive, so refused below
-    if time.tzinfo is None:
-        message = (
-            f"{param}: expected an RFC 3339 time with a zone (Z, or an offset with + as %2B), found {shown(text)}."
-        )
-        raise ServiceError(400, "invalid_time", message, param=param)
-    try:
-        return time.astimezone(UTC)
-    except OverflowError:
-        raise ServiceError(
-            400, "invalid_time", f"{param}: expected a time between the years 1 and 9999.", param=param
-        ) from None

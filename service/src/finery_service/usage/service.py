@@ -18,6 +18,9 @@ from finery_service.usage import prices, store
 from finery_service.usage.prices import Prices, cost_nanodollars
 from finery_service.usage.store import Bucket
 
+MAX_ROWS = 5000
+"""Of an answer: more are refused, never cut off."""
+
 
 async def usage_page(
     session: AsyncSession,
@@ -28,7 +31,7 @@ async def usage_page(
     end: datetime | None,
     group_by: Sequence[GroupBy],
 ) -> Page[UsageRow]:
-    """One row per group in [start, end), all on one page. Raises 404 for an unknown job."""
+    """One row per group in [start, end), all on one page. Raises 404 for an unknown job, 400 for too many groups."""
     if job_id is not None:
         await jobs.require(session, tenant_id, job_id)
     if start is not None and end is not None and start > end:
@@ -36,7 +39,14 @@ async def usage_page(
         raise ServiceError(400, "invalid_value", message, param="start")
     buckets = await store.buckets(session, tenant_id, job_id=job_id, start=start, end=end)
     books = {name: await prices.pinned(session, name) for name in {bucket.price_book for bucket in buckets}}
-    return Page(data=tuple(grouped(buckets, books, group_by)))
+    rows = grouped(buckets, books, group_by)
+    if len(rows) > MAX_ROWS:
+        message = (
+            f"group_by: expected at most {MAX_ROWS} groups, found {len(rows)}; narrow start and end, name a job, or "
+            "group by less."
+        )
+        raise ServiceError(400, "too_many_groups", message, param="group_by")
+    return Page(data=tuple(rows))
 
 
 @dataclass

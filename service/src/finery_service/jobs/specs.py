@@ -1,0 +1,93 @@
+"""What of a job's spec contradicts itself, or would silently do nothing. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from finery.types.methods import JobCreate, LoraAdapter, SftHyperparameters
+from finery_service.errors import refusal
+
+_TRAIN_ON = {"text": ("assistant", "all"), "chat": ("assistant", "last", "all")}
+"""What each format's rows can be trained on, where it is not everything."""
+_DEFAULTS = SftHyperparameters()
+
+
+def check(spec: JobCreate) -> None:
+    """Raises 400 naming the field. What a checkpoint brings along is not known yet: see `check_added_tokens`."""
+    _check_available(spec)
+    _check_repeats(spec)
+    _check_hyperparameters(spec)
+    if spec.export_merged and spec.adapter.type != "lora":
+        expected = "false, as a job that trains all weights has nothing to merge"
+        raise refusal("not_applicable", "export_merged", expected, "true")
+
+
+def check_added_tokens(spec: JobCreate) -> None:
+    """New tokens have new rows in the embedding: nobody but this job can train them."""
+    adapter = spec.adapter
+    if not spec.added_tokens or not isinstance(adapter, LoraAdapter) or "embed_tokens" in adapter.modules_to_save:
+        return
+    expected = (
+        "embed_tokens among them (and lm_head, unless the model ties the two) because of added_tokens, or adapter "
+        '{"type": "full"}'
+    )
+    found = ", ".join(adapter.modules_to_save) or "none"
+    raise refusal("untrained_tokens", "adapter.modules_to_save", expected, found)
+
+
+def check_train_on(spec: JobCreate, format_: str | None) -> None:
+    """Raises 400 for rows that have no such part."""
+    possible = _TRAIN_ON.get(format_ or "")
+    wanted = spec.hyperparameters.train_on
+    if possible is not None and wanted not in possible:
+        expected = f"one of {', '.join(possible)} for a training file of {format_} rows"
+        raise refusal("train_on_not_possible", "hyperparameters.train_on", expected, wanted)
+
+
+def _check_available(spec: JobCreate) -> None:
+    wanted = {f"limits.{name}": value for name, value in spec.limits if value is not None}
+    if spec.resources.accelerators > 1:
+        wanted["resources.accelerators"] = spec.resources.accelerators
+    for param, value in wanted.items():
+        expected = "1" if param == "resources.accelerators" else "null"
+        raise refusal("not_available", param, f"{expected}, as more is not available yet", value)
+
+
+def _check_repeats(spec: JobCreate) -> None:
+    lists: dict[str, Sequence[str]] = {"added_tokens": spec.added_tokens}
+    if isinstance(spec.adapter, LoraAdapter):
+        lists["adapter.modules_to_save"] = spec.adapter.modules_to_save
+        lists["adapter.targets"] = () if isinstance(spec.adapter.targets, str) else spec.adapter.targets
+    for param, values in lists.items():
+        twice = _repeated(values)
+        if twice is not None:
+            raise refusal("duplicate_value", param, "each value once", f"{twice!r} twice")
+
+
+def _check_hyperparameters(spec: JobCreate) -> None:
+    """A setting that nothing would look at is refused, unless it is the default, which says nothing."""
+    hyper = spec.hyperparameters
+    if hyper.early_stopping_patience is not None and spec.validation_file is None:
+        expected = "a file to evaluate on, because of hyperparameters.early_stopping_patience"
+        raise refusal("validation_file_required", "validation_file", expected, "none")
+    if hyper.eval_every is not None and spec.validation_file is None:
+        expected = "a file to evaluate on, because of hyperparameters.eval_every"
+        raise refusal("validation_file_required", "validation_file", expected, "none")
+    if hyper.early_stopping_patience is None and hyper.early_stopping_min_delta != _DEFAULTS.early_stopping_min_delta:
+        expected = "early_stopping_patience next to it"
+        raise refusal("not_applicable", "hyperparameters.early_stopping_min_delta", expected, "none")
+    if hyper.schedule != "wsd" and hyper.decay_ratio != _DEFAULTS.decay_ratio:
+        expected = "the schedule wsd next to it, as no other decays by it"
+        raise refusal("not_applicable", "hyperparameters.decay_ratio", expected, hyper.schedule)
+    if hyper.schedule == "wsd" and hyper.warmup_ratio + hyper.decay_ratio > 1:
+        expected = "warmup_ratio + decay_ratio of at most 1"
+        raise refusal("invalid_value", "hyperparameters.decay_ratio", expected, hyper.warmup_ratio + hyper.decay_ratio)
+
+
+def _repeated(values: Iterable[str]) -> str | None:
+    seen: set[str] = set()
+    for value in values:
+        if value in seen:
+            return value
+        seen.add(value)
+    return None
