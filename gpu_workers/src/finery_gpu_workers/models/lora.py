@@ -24,9 +24,11 @@ class Lora:
     and those of `modules_to_save` as in transformers (`model.embed_tokens.weight`, `lm_head.weight`).
     """
 
-    def __init__(self, adapter: LoraAdapter, parameters: FlatParameters, working: WorkingCopies) -> None:
+    def __init__(self, adapter: LoraAdapter, parameters: FlatParameters, working: WorkingCopies, *, tied: bool) -> None:
         self.adapter = adapter
         self.parameters = parameters
+        self.tied = tied
+        """The model's output matrix is its embedding, also where the adapter trains that whole."""
         self._working = working
 
     def refresh(self) -> None:
@@ -57,7 +59,7 @@ def attach(model: Model, adapter: LoraAdapter, seed: int) -> Lora:
     for projection in model.projections():
         if _targeted(projection, adapter):
             projection.delta = _Delta(projection, adapter, parameters.views)
-    return Lora(adapter, parameters, WorkingCopies(model, parameters, saved))
+    return Lora(adapter, parameters, WorkingCopies(model, parameters, saved), tied=model.tied)
 
 
 class _Delta:

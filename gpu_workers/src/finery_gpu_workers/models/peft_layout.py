@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from finery.types.methods import LinearName, LoraAdapter
 from finery_gpu_workers.errors import WorkerError
-from finery_gpu_workers.models.lora import Lora
+from finery_gpu_workers.models.lora import SAVED, Lora
 from finery_gpu_workers.models.pickles import refuse_pickles
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -48,7 +49,7 @@ class Stored:
 
     adapter: LoraAdapter
     tied: bool
-    """PEFT's `ensure_weight_tying`: a saved embedding is the output matrix too, where the model ties them."""
+    """A saved embedding is the output matrix, too (`ensure_weight_tying` of PEFT); it is in `weights` once."""
     weights: dict[str, Tensor]
     """float32, under the names of `Lora.parameters`."""
 
@@ -58,6 +59,12 @@ def export_peft(lora: Lora, folder: Path, *, base_model: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     adapter, views = lora.adapter, lora.parameters.views
     saved = list(dict.fromkeys(adapter.modules_to_save))
+    weights = {_key(name): view.detach().cpu().clone() for name, view in views.items()}
+    both = lora.tied and bool(saved)
+    if both:
+        # Without the second copy PEFT would leave the output matrix as it was.
+        saved = ["embed_tokens", "lm_head"]
+        weights[_key(SAVED["lm_head"])] = weights[_key(SAVED["embed_tokens"])].clone()
     config: dict[str, Any] = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -71,19 +78,19 @@ def export_peft(lora: Lora, folder: Path, *, base_model: str) -> None:
         "inference_mode": True,
         "init_lora_weights": True,
         "modules_to_save": saved or None,
-        # Without it PEFT leaves the output matrix of a tied model as it was. Where nothing is tied it has no effect.
-        "ensure_weight_tying": saved == ["embed_tokens"],
+        "ensure_weight_tying": both,
         "use_dora": False,
         "use_rslora": False,
     }
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-    weights = {_key(name): view.detach().cpu().clone() for name, view in views.items()}
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
 
 
 def read_adapter(folder: Path) -> LoraAdapter:
     """The shape of an exported adapter. Raises WorkerError `unsupported_adapter` naming the key, `invalid_adapter`."""
-    return _adapter(_read_config(folder))
+    raw = _read_config(folder)
+    tied = bool(raw.get("ensure_weight_tying")) and "embed_tokens" in _saved(raw)
+    return _adapter(raw, tied=tied)
 
 
 def read_stored(folder: Path) -> Stored:
@@ -97,7 +104,13 @@ def read_stored(folder: Path) -> Stored:
     if not stored:
         raise _mismatch("expected the tensors of an adapter, found an empty file")
     weights = {_name(key): tensor.float() for key, tensor in stored.items()}
-    return Stored(_adapter(raw), bool(raw.get("ensure_weight_tying")), weights)
+    embedding, head = (weights.get(SAVED[name]) for name in ("embed_tokens", "lm_head"))
+    tied = bool(raw.get("ensure_weight_tying")) and embedding is not None
+    if tied and head is not None and embedding is not None:
+        if not torch.equal(head, embedding):
+            raise _mismatch(f"expected `{SAVED['lm_head']}` to equal the embedding that it is tied to")
+        del weights[SAVED["lm_head"]]
+    return Stored(_adapter(raw, tied=tied), tied, weights)
 
 
 def load_peft(lora: Lora, folder: Path) -> None:
@@ -141,7 +154,12 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return raw
 
 
-def _adapter(raw: dict[str, Any]) -> LoraAdapter:
+def _saved(raw: dict[str, Any]) -> list[str]:
+    """PEFT writes paths as well as names."""
+    return list(dict.fromkeys(name.rsplit(".", 1)[-1] for name in raw.get("modules_to_save") or ()))
+
+
+def _adapter(raw: dict[str, Any], *, tied: bool) -> LoraAdapter:
     """Target names that no request can spell mean that all linear layers of such a model have an adapter."""
     targets = raw.get("target_modules")
     names = set(get_args(LinearName))
@@ -153,9 +171,9 @@ def _adapter(raw: dict[str, Any]) -> LoraAdapter:
             rank=raw.get("r"),
             alpha=float(raw.get("lora_alpha", 0)),
             targets="all-linear" if everything else targets,
-            modules_to_save=tuple(raw.get("modules_to_save") or ()),
+            modules_to_save=tuple(name for name in _saved(raw) if not (tied and name == "lm_head")),
         )
-    except (ValidationError, TypeError, ValueError) as error:
+    except (ValidationError, TypeError, ValueError, AttributeError) as error:
         raise WorkerError("unsupported_adapter", f"{CONFIG}: {error}") from error
 
 
