@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from finery.types.ids import new_id
-from finery.types.methods import LoraAdapter, SftHyperparameters, SftJobCreate
+from finery.types.methods import Adapter, LoraAdapter, SftHyperparameters, SftJobCreate
 from finery_testing.control_plane import FakeControlPlane
 from finery_testing.tiny import make_tiny_model
 
 MakeJob = Callable[..., FakeControlPlane]
+ADAPTER = LoraAdapter(rank=4, alpha=8.0)
+TRAINING_FILE = new_id("file", 0)  # one for all, so that specs are equal
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +43,7 @@ def as_jsonl(rows: list[Any]) -> bytes:
 
 @pytest.fixture
 def make_job(tmp_path: Path, tiny_folder: Path) -> Iterator[MakeJob]:
-    """`make_job(rows, validation=rows, **hyperparameters)`, more than one if wanted."""
+    """`make_job(rows, validation=rows, **hyperparameters)`, more than one if wanted; `spec` holds other fields."""
     made: list[FakeControlPlane] = []
 
     def make(
@@ -50,20 +52,23 @@ def make_job(tmp_path: Path, tiny_folder: Path) -> Iterator[MakeJob]:
         validation: list[Any] | None = None,
         model: Path | None = None,
         seed: int = 0,
+        adapter: Adapter = ADAPTER,
+        spec: dict[str, Any] | None = None,
         **hyper: Any,
     ) -> FakeControlPlane:
         rows = chat_rows() if rows is None else rows
-        spec = SftJobCreate(
+        wanted = SftJobCreate(
             method="sft",
             model="tiny",
-            training_file=new_id("file", 0),
+            training_file=TRAINING_FILE,
             seed=seed,
-            adapter=LoraAdapter(rank=4, alpha=8.0),
+            adapter=adapter,
             hyperparameters=SftHyperparameters(**{"batch_tokens": 128, "learning_rate": 1e-2} | hyper),
+            **(spec or {}),
         )
         control = FakeControlPlane(
             store=tmp_path / f"store-{len(made)}",
-            spec=spec,
+            spec=wanted,
             model=model or tiny_folder,
             training=rows if isinstance(rows, bytes) else as_jsonl(rows),
             validation=None if validation is None else as_jsonl(validation),

@@ -13,7 +13,7 @@ from finery_gpu_workers.data import prepared
 from finery_gpu_workers.data.prepared import INDEX, Prepared, SetWriter
 from finery_gpu_workers.data.tokens import TokenRow
 from finery_gpu_workers.errors import WorkerError
-from finery_gpu_workers.methods.sft import packed_batch
+from finery_gpu_workers.methods.sft_run import packed_batch
 from finery_testing.tiny import IM_END
 
 
@@ -29,10 +29,10 @@ def f_chat(answer: str = "ok") -> TokenRow:
     return row([*header, *answer.encode(), IM_END, 10], list(range(21, 21 + len(answer) + 1)))
 
 
-def write(folder: Path, rows: list[TokenRow], max_length: int = 2048) -> Prepared:
+def write(folder: Path, rows: list[TokenRow]) -> Prepared:
     writer = SetWriter(folder, "train")
     for number, content in enumerate(rows, 1):
-        writer.add(content, number, max_length)
+        writer.add(content, number)
     (folder / INDEX).write_text(json.dumps({"sets": {"train": writer.close()}}))
     return prepared.load(folder)
 
@@ -59,29 +59,6 @@ def test_a_changed_shard_is_refused(tmp_path: Path) -> None:
     shard.write_bytes(content)
     with pytest.raises(WorkerError, match=r"train-00000\.safetensors: expected sha256"):
         prepared.load(tmp_path)
-
-
-def test_a18_a_row_whose_answer_is_cut_away_is_dropped_and_counted(tmp_path: Path) -> None:
-    short = row([259, 10, 5, 6], [2, 3])
-    data = write(tmp_path, [short, short, f_chat(), short], max_length=20)
-    entry = data.index["sets"]["train"]
-    assert (entry["rows"], entry["dropped_rows"], entry["dropped_lines"]) == (3, 1, [3])
-    assert (entry["trained_tokens"], entry["truncated_rows"]) == (6, 0)
-
-
-def test_a26_a_cut_on_the_right_keeps_the_targets_that_are_left(tmp_path: Path) -> None:
-    """Six tokens, all but the first are targets; four are kept: three scored positions, billed as three."""
-    data = write(tmp_path, [row([1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5])], max_length=4)
-    entry = data.index["sets"]["train"]
-    assert (entry["tokens"], entry["trained_tokens"], entry["truncated_rows"], entry["truncated_lines"]) == (
-        4,
-        3,
-        1,
-        [1],
-    )
-    batch = packed_batch(data.train, np.array([0]))
-    assert batch.scored == 3
-    assert batch.targets[batch.weights > 0].tolist() == [2, 3, 4]
 
 
 def test_a17_the_end_of_turn_is_trained_whatever_the_padding_token_is(tmp_path: Path) -> None:

@@ -27,19 +27,18 @@ HYPER: dict[str, Any] = {"epochs": 3, "checkpoint_every": 3, "weight_decay": 0.1
 
 
 def outcome(control: FakeControlPlane) -> dict[str, Any]:
-    """All that must not depend on interruptions: learner state, adapter, loss of every step, usage by unit."""
+    """All that must not depend on interruptions: every file of the last checkpoint, learner state, metrics, usage."""
     last = control.checkpoints[-1]
     assert last.final
-    files = {
-        "adapter": control.store / last.prefix / "adapter_model.safetensors",
-        "learner": control.store / last.resume_prefix / "learner.safetensors",
-        "generators": control.store / last.resume_prefix / "generators.safetensors",
-    }
-    losses = {step.step: step.metrics["loss"] for step in control.steps}
+    files = {f"final/{file.path}": file.sha256 for file in last.files}
+    for name in ("learner", "generators"):
+        content = (control.store / last.resume_prefix / f"{name}.safetensors").read_bytes()
+        files[name] = hashlib.sha256(content).hexdigest()
+    timings = ("step_seconds", "learner_seconds", "tokens_per_second", "memory_bytes")
+    metrics = {s.step: {name: s.metrics[name] for name in s.metrics if name not in timings} for s in control.steps}
     usage = {u.unit: u.quantity for step in control.steps for u in step.usage}
     evaluations = {s.step: s.evaluation.loss for s in control.steps if s.HasField("evaluation")}
-    digests = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
-    return {**digests, "losses": losses, "usage": usage, "evaluations": evaluations}
+    return {"files": files, "metrics": metrics, "usage": usage, "evaluations": evaluations}
 
 
 def train_until_it_holds(control: FakeControlPlane) -> int:
@@ -62,7 +61,7 @@ def uninterrupted(make_job: MakeJob) -> dict[str, Any]:
 
 
 def test_d01_resume_is_exact_wherever_the_worker_dies(make_job: MakeJob, uninterrupted: dict[str, Any]) -> None:
-    total = max(uninterrupted["losses"])
+    total = max(uninterrupted["metrics"])
     for victim in range(1, total + 1):
         control = make_job(validation=chat_rows(2), **HYPER)
         died = threading.Event()
@@ -179,16 +178,21 @@ def test_a_run_does_not_go_on_with_other_base_weights(make_job: MakeJob, tmp_pat
     assert [step.step for step in control.steps if step.step > 4] == []
 
 
-def test_the_last_evaluation_is_in_the_manifest_after_a_resume_too(make_job: MakeJob) -> None:
-    hyper = {**HYPER, "checkpoint_every": 3, "eval_every": 1000}
-    control = make_job(validation=chat_rows(2), **hyper)
-    interrupted(control)
+def test_the_checkpoint_of_a_pause_is_evaluated_and_that_is_not_billed(make_job: MakeJob) -> None:
+    """Every checkpoint can be compared with the others; the evaluation is no event, since its step is committed."""
+    control = make_job(validation=chat_rows(2), **{**HYPER, "checkpoint_every": 1000})
+    run.main(control.attempt(PREPARE))
     control.hook = pause_at(control, 4)
     run.main(control.attempt(TRAIN))
-    second = json.loads(control.checkpoints[-1].manifest_json)
-    assert 3 < second["step"] < second["total_steps"]
-    assert second["evaluation"] == json.loads(control.checkpoints[0].manifest_json)["evaluation"]
-    assert second["evaluation"]["step"] == 0
+    (paused,) = control.checkpoints
+    content = json.loads(paused.manifest_json)
+    assert 0 < paused.step < content["total_steps"]
+    assert content["evaluation"] == {"step": paused.step, "loss": paused.validation_loss, "tokens": 4}
+    assert [u.unit for s in control.steps for u in s.usage if u.sku == "eval.sft"] == ["eval:0"]
+    straight = make_job(validation=chat_rows(2), **{**HYPER, "checkpoint_every": 1000, "eval_every": paused.step})
+    train_until_it_holds(straight)
+    evaluations = {s.step: s.evaluation.loss for s in straight.steps if s.HasField("evaluation")}
+    assert paused.validation_loss == evaluations[paused.step]
 
 
 def test_resume_is_exact_after_kill_9(make_job: MakeJob, uninterrupted: dict[str, Any], tmp_path: Path) -> None:

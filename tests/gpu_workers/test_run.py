@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from finery_gpu_workers import run
-from finery_gpu_workers.checkpoints import Cursor
 from finery_gpu_workers.errors import WorkerError
 from finery_gpu_workers.methods import sft
+from finery_gpu_workers.resume import Cursor
 from finery_gpu_workers.run import Settings
 from finery_gpu_workers.scratch import scratch_folder
 from finery_protos.v1 import worker_pb2 as pb
@@ -127,6 +127,14 @@ def test_a_refused_call_is_a_fault(make_job: MakeJob) -> None:
     run.main(control.attempt(TRAIN))
     assert control.finished is not None
     assert control.finished.reason == "platform_fault"
+
+
+def test_a_preparation_goes_on_under_a_pause(make_job: MakeJob) -> None:
+    control = make_job()
+    control.intent = pb.INTENT_PAUSE
+    run.main(control.attempt(PREPARE))
+    assert control.prepared is not None
+    assert control.finished is None
 
 
 def test_missing_settings_are_named() -> None:

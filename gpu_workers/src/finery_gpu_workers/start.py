@@ -19,9 +19,11 @@ from tokenizers import AddedToken, Tokenizer
 from finery.types.methods import FullWeights
 from finery_gpu_workers import storage
 from finery_gpu_workers.errors import WorkerError
+from finery_gpu_workers.models.catalog import weights_sha256
 from finery_gpu_workers.models.config import read_json
 from finery_gpu_workers.models.parts import Part
 from finery_gpu_workers.work import Work
+from finery_protos.v1 import worker_pb2 as pb
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
@@ -36,10 +38,6 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
 )
 _SETTINGS = ("generation_config.json", "config.json")
-_WEIGHTS = {
-    "full": ("config.json", "model.safetensors"),
-    "merge": ("adapter_config.json", "adapter_model.safetensors"),
-}
 
 
 def tokenizer_folder(work: Work) -> Path:
@@ -66,14 +64,17 @@ def tokenizer_folder(work: Work) -> Path:
 
 def base_parts(work: Work) -> list[Part]:
     """The checkpoints below the job's own weights, downloaded; they apply in order."""
-    parts = []
-    for n, part in enumerate(work.assignment.base):
-        if part.kind not in _WEIGHTS:
-            raise ValueError(f"base part {part.checkpoint_id}: expected full or merge, found {part.kind!r}")
-        folder = work.folder / "base" / f"{n:02d}"
-        _fetch(work, part.prefix, folder, lambda path, kind=part.kind: _is_weights(path, kind))
-        parts.append(Part(part.kind, folder))
-    return parts
+    return [_part(work, part, work.folder / "base" / f"{n:02d}") for n, part in enumerate(work.assignment.base)]
+
+
+def _part(work: Work, part: pb.BasePart, folder: Path) -> Part:
+    if part.kind == "full":
+        _fetch(work, part.prefix, folder, _is_model)
+        return Part("full", folder)
+    if part.kind == "merge":
+        _fetch(work, part.prefix, folder, _is_adapter)
+        return Part("merge", folder)
+    raise ValueError(f"base part {part.checkpoint_id}: expected full or merge, found {part.kind!r}")
 
 
 def start_adapter(work: Work) -> Path | None:
@@ -81,7 +82,7 @@ def start_adapter(work: Work) -> Path | None:
     if not work.assignment.start_prefix:
         return None
     folder = work.folder / "start"
-    _fetch(work, work.assignment.start_prefix, folder, lambda path: _is_weights(path, "merge"))
+    _fetch(work, work.assignment.start_prefix, folder, _is_adapter)
     return folder
 
 
@@ -111,22 +112,62 @@ def vocabulary(work: Work) -> Vocabulary:
     return Vocabulary(base, base, tied)
 
 
-def base_sha256(work: Work, model: str) -> str:
-    """Of the whole base: the model's weights (`model`, hex), then those of every part, by the manifests."""
+@dataclass(frozen=True)
+class Start:
+    """All of it, for a worker that trains."""
+
+    tokenizer: Path
+    """As `tokenizer_folder`."""
+    parts: list[Part]
+    source: Path
+    """The folder whose config and weights come first: the last full part's, else the model's."""
+    chain: list[dict[str, Any]]
+    """The parts, as the manifest shows them."""
+    vocabulary: Vocabulary
+    sha256: str
+    """Of the whole base."""
+
+
+def open_start(work: Work) -> Start:
+    """Raises WorkerError `added_tokens_untrained`, storage.DigestError."""
+    rows = vocabulary(work)
+    parts = base_parts(work)
+    whole = [part.folder for part in parts if part.kind == "full"]
+    return Start(
+        tokenizer=tokenizer_folder(work),
+        parts=parts,
+        source=whole[-1] if whole else work.model_folder,
+        chain=[_link(work, part) for part in work.assignment.base],
+        vocabulary=rows,
+        sha256=_base_sha256(work),
+    )
+
+
+def _link(work: Work, part: pb.BasePart) -> dict[str, Any]:
+    content = _manifest(work, part.prefix)
+    link: dict[str, Any] = {"checkpoint": part.checkpoint_id, "kind": part.kind}
+    return link | {key: content[key] for key in ("base_vocab_size", "vocab_size") if key in content}
+
+
+def _base_sha256(work: Work) -> str:
+    """The model's weights, then those of every part, by the manifests."""
+    model = weights_sha256(work.model_folder)
     lines = [f"{model}\n"]
     for part in work.assignment.base:
-        weights = [f for f in _files(work, part.prefix) if _is_weights(f["path"], part.kind)]
+        wanted = _is_model if part.kind == "full" else _is_adapter
+        weights = [file for file in _files(work, part.prefix) if wanted(file["path"])]
         lines += [f"{part.kind} {file['sha256']}  {file['path']}\n" for file in weights]
     return hashlib.sha256("".join(lines).encode()).hexdigest() if len(lines) > 1 else model
 
 
 def _shape(work: Work) -> tuple[int, bool]:
     """(rows of the embedding, tied) of the base as it is loaded."""
-    if work.assignment.base:
-        content = _manifest(work, work.assignment.base[-1].prefix)
-        return int(content["vocab_size"]), bool(content["tied"])
-    config = read_json(work.model_folder / "config.json")
-    return int(config["vocab_size"]), bool(config.get("tie_word_embeddings", False))
+    content = _manifest(work, work.assignment.base[-1].prefix) if work.assignment.base else {}
+    if "vocab_size" not in content:  # the first version of the manifest did not need it
+        config = read_json(work.model_folder / "config.json")
+        text = config if "vocab_size" in config else config.get("text_config", {})
+        content = {"vocab_size": text["vocab_size"], "tied": config.get("tie_word_embeddings", False)}
+    return int(content["vocab_size"]), bool(content["tied"])
 
 
 def _check_trained(work: Work, tied: bool) -> None:
@@ -154,9 +195,13 @@ def _last_part_folder(work: Work) -> Path:
     return folder
 
 
-def _is_weights(path: str, kind: str) -> bool:
-    """Of a checkpoint's top folder; `model*.safetensors` may come in pieces with an index."""
-    return path in _WEIGHTS[kind] or (kind == "full" and "/" not in path and path.startswith("model"))
+def _is_model(path: str) -> bool:
+    """Config and weights in a checkpoint's top folder; these may come in pieces with an index."""
+    return path == "config.json" or ("/" not in path and path.startswith("model"))
+
+
+def _is_adapter(path: str) -> bool:
+    return path in ("adapter_config.json", "adapter_model.safetensors")
 
 
 def _fetch(work: Work, prefix: str, folder: Path, wanted: Callable[[str], bool]) -> None:

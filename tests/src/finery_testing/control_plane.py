@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -51,7 +52,9 @@ class FakeControlPlane(WorkersServicer):
     model: Path
     training: bytes
     validation: bytes | None = None
+    base: tuple[pb.BasePart, ...] = ()
     start_prefix: str = ""
+    training_encoding: str = "jsonl"
     grant_steps: int = 3
     lease_seconds: float = 60.0
     hook: Hook = lambda _name, _request: None
@@ -173,13 +176,16 @@ class FakeControlPlane(WorkersServicer):
             model_name="tiny",
             training_key=f"{TENANT}/files/training",
             training_sha256=hashlib.sha256(self.training).hexdigest(),
+            training_encoding=self.training_encoding,
             output_prefix=self._output_prefix,
+            base=self.base,
             start_prefix=self.start_prefix,
             orders=self._orders(),
         )
         if self.validation is not None:
             assignment.validation_key = f"{TENANT}/files/validation"
             assignment.validation_sha256 = hashlib.sha256(self.validation).hexdigest()
+            assignment.validation_encoding = "jsonl"
         if self.kind == pb.ATTEMPT_KIND_TRAIN:
             assert self.prepared is not None
             assignment.prepared_prefix = self.prepared.prepared_prefix
@@ -210,7 +216,12 @@ class FakeControlPlane(WorkersServicer):
     def _publish(self, request: pb.PublishCheckpointRequest) -> pb.PublishCheckpointResponse:
         assert self.prepared is not None
         self._must(1 <= request.step <= self.step, f"committed through {self.step}, found {request.step}")
-        self._must(request.final == (request.step == self.prepared.total_steps), "final only at the last step")
+        early = self.spec.hyperparameters.early_stopping_patience is not None and request.step == self.step
+        last = request.step == self.prepared.total_steps
+        self._must(request.final or not last, "the last step's checkpoint is not final")
+        self._must(last or early or not request.final, "final only at the last step, or where the job stops early")
+        self._must(request.kind == ("full" if self.spec.adapter.type == "full" else "adapter"), f"kind {request.kind}")
+        self._must(not request.HasField("validation_loss") or math.isfinite(request.validation_loss), "loss not finite")
         self._must(not self.checkpoints or request.step > self.checkpoints[-1].step, "a checkpoint twice")
         for file in request.files:
             content = self._object(request.prefix, file.path)
@@ -226,7 +237,9 @@ class FakeControlPlane(WorkersServicer):
         if request.reason == "completed":
             assert self.prepared is not None
             self._must(self.step == self.prepared.total_steps, "completed before the last step")
-            self._must(bool(self.checkpoints) and self.checkpoints[-1].final, "completed without a final checkpoint")
+        if request.reason in ("completed", "stopped_early"):
+            final = bool(self.checkpoints) and self.checkpoints[-1].final and self.checkpoints[-1].step == self.step
+            self._must(final, f"{request.reason} without a final checkpoint of the last step")
         self._must(len(request.error_json) <= 16_384, "error_json is too long")
         error = ErrorDetail.model_validate_json(request.error_json) if request.error_json else None
         self.finished, self.live = Finished(request.reason, error), False

@@ -1,0 +1,212 @@
+"""What the steps of a supervised run share: one update, one evaluation, one checkpoint taken."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from finery_gpu_workers import checkpoints, resume
+from finery_gpu_workers.batch import PackedBatch
+from finery_gpu_workers.checkpoints import Facts, Staged
+from finery_gpu_workers.data.packing import Ints, Plan, micro_batches
+from finery_gpu_workers.data.prepared import Prepared, PreparedSet
+from finery_gpu_workers.learner import Learner
+from finery_gpu_workers.manifest import engine_of
+from finery_gpu_workers.methods import gates
+from finery_gpu_workers.metrics import Clock, StepMetrics, memory_bytes
+from finery_gpu_workers.models.interface import Model
+from finery_gpu_workers.resume import Cursor, Known
+from finery_gpu_workers.schedules import learning_rate
+from finery_gpu_workers.start import Start
+from finery_gpu_workers.work import Work
+
+_log = logging.getLogger(__name__)
+
+_MICRO_BATCH_TOKENS = {"cpu": 2048, "cuda": 16384}
+
+
+@dataclass(frozen=True)
+class Result:
+    """Of one update."""
+
+    cursor: Cursor
+    loss: float
+    """Mean over the update's trained tokens."""
+    trained_tokens: int
+    tokens: int
+    grad_norm: float
+    finite: bool
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Of the whole validation set, after a step."""
+
+    step: int
+    loss: float
+    """Mean over its trained tokens."""
+    tokens: int
+
+    @property
+    def finite(self) -> bool:
+        return math.isfinite(self.loss)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"step": self.step, "loss": self.loss if self.finite else None, "tokens": self.tokens}
+
+
+@dataclass
+class Run:
+    work: Work
+    data: Prepared
+    plan: Plan
+    start: Start
+    model: Model
+    learner: Learner
+    common: dict[str, Any]
+    """The manifest's part that all checkpoints share."""
+    clock: Clock = field(default_factory=Clock)
+    known: Known = field(default_factory=Known)
+    parameters: tuple[str, ...] = ()
+    """Names of all that is trained."""
+
+    def __post_init__(self) -> None:
+        self.hyper = self.work.spec.hyperparameters
+        self.parameters = tuple(self.learner.without_gradient())  # before the first step that is all
+        self.known = replace(self.known, untouched=self.parameters)
+
+    @property
+    def micro_batch_tokens(self) -> int:
+        return self.hyper.micro_batch_tokens or _MICRO_BATCH_TOKENS[self.work.device]
+
+    def is_over(self, cursor: Cursor) -> bool:
+        """No step is left, or the validation loss has not fallen for too long."""
+        return cursor.step == self.plan.total_steps or self.known.patience.is_over(self.hyper)
+
+    def update(self, step: int, before: Cursor) -> Result:
+        """One optimizer update."""
+        rows, update = self.data.train, self.plan.update(step)
+        denominator = int(rows.trained[update.rows].sum())
+        loss_sum, trained = 0.0, 0
+        for micro in micro_batches(update.rows, rows.lengths, self.micro_batch_tokens):
+            batch = packed_batch(rows, micro)
+            with self.clock.in_learner():
+                part = self.learner.forward_backward(batch, denominator)
+            loss_sum, trained = loss_sum + part.loss_sum, trained + part.tokens
+        with self.clock.in_learner():
+            stats = self.learner.optim_step(self.learning_rate(step))
+        cursor = Cursor(
+            step=step,
+            epoch=update.epoch,
+            position=update.position + len(update.rows),
+            rows=before.rows + len(update.rows),
+            trained_tokens=before.trained_tokens + trained,
+        )
+        loss, tokens = loss_sum / denominator, int(rows.lengths[update.rows].sum())
+        metrics = {"step": step, "loss": loss, "grad_norm": stats.grad_norm, "tokens": tokens}
+        silent = set(self.learner.without_gradient())
+        untouched = tuple(name for name in self.known.untouched if name in silent)
+        self.known = replace(self.known, metrics=metrics, untouched=untouched)
+        return Result(cursor, loss, trained, tokens, stats.grad_norm, stats.finite)
+
+    def learning_rate(self, step: int) -> float:
+        hyper = self.hyper
+        shape = hyper.schedule, hyper.warmup_ratio, hyper.decay_ratio
+        return learning_rate(step, self.plan.total_steps, hyper.learning_rate, *shape)
+
+    def evaluate(self, step: int) -> Evaluation:
+        """The whole validation set; changes nothing."""
+        rows = self.data.validation
+        assert rows is not None
+        loss_sum, tokens = 0.0, 0
+        for micro in micro_batches(np.arange(len(rows)), rows.lengths, self.micro_batch_tokens):
+            batch = packed_batch(rows, micro)
+            with self.clock.in_learner():
+                part = self.learner.evaluate(batch)
+            loss_sum, tokens = loss_sum + part.loss_sum, tokens + part.tokens
+        if tokens != rows.trained.sum():
+            raise RuntimeError(f"evaluation: expected {rows.trained.sum()} tokens, found {tokens}")
+        return Evaluation(step, loss_sum / tokens, tokens)
+
+    def remember(self, evaluation: Evaluation) -> None:
+        patience = self.known.patience.after(evaluation.loss, self.hyper.early_stopping_min_delta)
+        self.known = replace(self.known, evaluation=evaluation.as_dict(), patience=patience)
+
+    def evaluation_due(self, step: int) -> bool:
+        """Every checkpoint has one, so that all of them can be compared."""
+        every = self.hyper.eval_every
+        due = step in (0, self.plan.total_steps) or step % self.hyper.checkpoint_every == 0
+        return self.data.validation is not None and (due or (every is not None and step % every == 0))
+
+    def checkpoint_due(self, cursor: Cursor) -> bool:
+        return self.is_over(cursor) or cursor.step % self.hyper.checkpoint_every == 0
+
+    def stage(self, cursor: Cursor) -> Staged:
+        """The checkpoint of a step that is done, on disk."""
+        final = self.is_over(cursor)
+        if final:
+            self.check(cursor)
+        return self._stage(cursor, final, self.known.evaluation)
+
+    def stage_stop(self, cursor: Cursor) -> Staged:
+        """The same where the customer stops the run; its evaluation is not billed, and forgotten when it goes on."""
+        evaluation = self.known.evaluation
+        if self.data.validation is not None and (evaluation or {}).get("step") != cursor.step:
+            evaluation = self.evaluate(cursor.step).as_dict()
+        return self._stage(cursor, False, evaluation)
+
+    def _stage(self, cursor: Cursor, final: bool, evaluation: dict[str, Any] | None) -> Staged:
+        taken = resume.snapshot(self.learner, cursor, self.known, self.common["compute"])
+        facts = Facts(final, self.plan.total_steps, self.data.index["end_of_turn"], evaluation)
+        return checkpoints.stage(self.work, self.learner, self.start, taken, facts, self.common)
+
+    def metrics(self, step: int, result: Result) -> dict[str, float]:
+        """Of the step that ends here; the next one starts."""
+        step_seconds, learner_seconds = self.clock.restart()
+        metrics = StepMetrics(
+            loss=result.loss,
+            trained_tokens=result.trained_tokens,
+            tokens=result.tokens,
+            learning_rate=self.learning_rate(step),
+            grad_norm=result.grad_norm,
+            step_seconds=step_seconds,
+            learner_seconds=learner_seconds,
+            memory_bytes=memory_bytes(self.work.device),
+        )
+        return metrics.as_dict()
+
+    def check(self, cursor: Cursor) -> None:
+        """A run that did not do what was planned is a fault, whatever its loss looks like."""
+        gates.check_counts(self.plan, self.data.train, cursor)
+        longest = int(self.data.train.lengths.max())
+        silent = gates.without_gradient(self.parameters, self.known.untouched, longest)
+        if not silent:
+            return
+        what = f"{len(silent)} trained modules never got a gradient in {cursor.step} steps, as {silent[:3]}"
+        if len(silent) < len(self.learner.trained.modules) and engine_of(self.model) == "transformers":
+            _log.warning("%s: other architectures have parts that text does not reach", what)
+        else:
+            raise RuntimeError(what)
+
+
+def packed_batch(rows: PreparedSet, chosen: Ints) -> PackedBatch:
+    """Rows laid end to end. A target is the next token of the same row, so the last position of a row has none."""
+    parts = [rows.row(int(n)) for n in chosen]
+    tokens = torch.from_numpy(np.concatenate([part.tokens for part in parts]).astype(np.int64))
+    mask = torch.from_numpy(np.concatenate([part.mask for part in parts]).astype(np.float32))
+    lengths = tuple(len(part.tokens) for part in parts)
+    starts = torch.tensor(lengths).cumsum(0) - torch.tensor(lengths)
+    weights = mask.roll(-1)
+    weights[starts - 1] = 0.0  # starts[0] - 1 is -1: the very last position
+    return PackedBatch(
+        tokens=tokens,
+        positions=torch.cat([torch.arange(length) for length in lengths]),
+        targets=tokens.roll(-1),
+        weights=weights,
+        lengths=lengths,
+    )
