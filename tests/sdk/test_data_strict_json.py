@@ -6,7 +6,7 @@ import json
 import time
 
 from finery.data.strict_json import StrictReader
-from finery_service.files.rows import RowCheck
+from finery.data.check import RowCheck
 
 
 def test_h03_a_duplicate_among_many_keys_is_found_in_linear_time() -> None:

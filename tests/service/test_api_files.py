@@ -47,8 +47,9 @@ async def test_file_is_stored_by_content_checked_and_read_back(api: Api) -> None
     assert file["project"] == door.tenant.project_id
     assert (await door.get(f"/v1/files/{file['id']}")).json() == file
     assert (await door.get("/v1/files")).json()["data"] == [file]
-    assert kept(api, door) == [f"{door.tenant.id}/files/{digest}"]
-    assert (api.store_folder / door.tenant.id / "files" / digest).read_bytes() == content
+    key = f"{door.tenant.id}/files/{digest}-{file['id']}"
+    assert kept(api, door) == [key]
+    assert (api.store_folder / key).read_bytes() == content
 
 
 async def test_same_content_twice_is_two_files_and_one_object(api: Api) -> None:
@@ -97,7 +98,8 @@ async def test_e17_names_are_kept_as_sent_and_never_in_keys(api: Api, name: str)
     by_field = await send(door, FILE, ('name="name"', name.encode()))
     extended = await send(door, (f"name=\"file\"; filename*=UTF-8''{quote(name, safe='')}", GOOD))
     assert [answer.json()["name"] for answer in (by_filename, by_field, extended)] == [name] * 3
-    assert kept(api, door) == [f"{door.tenant.id}/files/{hashlib.sha256(GOOD).hexdigest()}"]
+    file = by_filename.json()
+    assert kept(api, door) == [f"{door.tenant.id}/files/{file['sha256']}-{file['id']}"]
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,11 @@
 """Taking a file in: from the socket to the object store in pieces, hashed and checked on the way.
 
-The pieces go to a key of the upload's own. Only when all is well is the object moved to where its content says, so
-an upload that breaks off, is too long or is refused leaves nothing behind.
+The pieces go to a key of the upload's own. Only when all is well is the object moved to where it stays, so an upload
+that breaks off, is too long or is refused leaves nothing behind.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -16,8 +15,9 @@ from datetime import datetime
 import obstore
 from obstore.store import ObjectStore
 
+from finery.data.check import Report
 from finery_service.errors import ServiceError
-from finery_service.files.rows import Report, RowCheck
+from finery_service.files.checks import Limits, checking
 
 _PIECE = 2**20
 _CHUNK = 8 * 2**20
@@ -33,33 +33,35 @@ class Received:
     report: Report
 
 
-async def receive(store: ObjectStore, key: str, data: AsyncIterator[bytes], limit: int) -> Received:
+async def receive(
+    store: ObjectStore, key: str, data: AsyncIterator[bytes], limit: int, limits: Limits | None = None
+) -> Received:
     """Stores `data` under `key`. Raises 413 beyond `limit` bytes; whatever it raises, nothing stays."""
-    digest, check, size = hashlib.sha256(), RowCheck(), 0
+    digest, size = hashlib.sha256(), 0
+    async with checking(limits or Limits()) as check:
 
-    async def checked() -> AsyncIterator[bytes]:
-        nonlocal size
-        async for piece in _pieces(data):
-            size += len(piece)
-            if size > limit:
-                raise file_too_large(limit)
-            digest.update(piece)
-            await asyncio.to_thread(check.feed, piece)  # parsing a megabyte of rows would stop every other request
-            yield piece
+        async def checked() -> AsyncIterator[bytes]:
+            nonlocal size
+            async for piece in _pieces(data):
+                size += len(piece)
+                if size > limit:
+                    raise file_too_large(limit)
+                digest.update(piece)
+                await check.feed(piece)
+                yield piece
 
-    await obstore.put_async(store, key, checked(), chunk_size=_CHUNK, max_concurrency=_IN_FLIGHT)
-    report = await asyncio.to_thread(check.finish)
+        await obstore.put_async(store, key, checked(), chunk_size=_CHUNK, max_concurrency=_IN_FLIGHT)
+        try:
+            report = await check.finish()
+        except BaseException:
+            await discard(store, key)
+            raise
     return Received(key, size, digest.hexdigest(), report)
 
 
 async def settle(store: ObjectStore, received: Received, key: str) -> None:
-    """Moves the object to `key`, which its content determines: what lies there already is the same."""
-    try:
-        await obstore.head_async(store, key)
-    except FileNotFoundError:
-        await obstore.rename_async(store, received.key, key, overwrite=True)
-    else:
-        await discard(store, received.key)
+    """Moves the object to where it stays."""
+    await obstore.rename_async(store, received.key, key, overwrite=True)
 
 
 async def discard(store: ObjectStore, key: str) -> None:

@@ -1,10 +1,13 @@
-"""Uploaded data sets: immutable, checked at upload, one object per content within a tenant."""
+"""Uploaded data sets: immutable, checked at upload; files of the same content within a tenant share one object."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import datetime
 
 from fastapi import Request, Response
+from sqlalchemy import ColumnElement
+from sqlmodel import col
 from sqlmodel.ext.asyncio.session import AsyncSession
 
 from finery.types.errors import Problem
@@ -12,7 +15,7 @@ from finery.types.files import File
 from finery.types.ids import new_id
 from finery.types.pages import Page
 from finery_service.auth.caller import Member
-from finery_service.auth.idempotency import do_once, fingerprint_of, once_of, replay
+from finery_service.auth.idempotency import Once, do_once, fingerprint_of, once_of, replay
 from finery_service.clock import milliseconds
 from finery_service.db.engine import transaction
 from finery_service.errors import ServiceError, not_found
@@ -66,14 +69,42 @@ async def _keep(
             message = "project: expected the id of one of your projects, found another one."
             raise ServiceError(400, "project_not_found", message, param="project")
         before = await replay(session, once)
+        twin = await store.twin(session, member.tenant_id, received.sha256)
     if before is not None:
         return before
-    key = f"{member.tenant_id}/files/{received.sha256}"
-    await intake.settle(services.store, received, key)
     services.metrics.uploaded_bytes.inc(received.bytes)
-    row = _to_row(member, project, file_id, form.name, received, key, now)
-    async with transaction(services.app_engine, member.tenant_id) as session:
-        return await do_once(session, once, lambda: _insert(session, row), now)
+    row = _to_row(member, project, file_id, form.name, received, now)
+    if twin is not None:
+        with suppress(_TwinGoneError):
+            async with transaction(services.app_engine, member.tenant_id) as session:
+                return await do_once(session, once, lambda: _insert_twin(session, row), now)
+    return await _insert_own(services, row, received, once, now)
+
+
+class _TwinGoneError(Exception):
+    """The file whose object was to be shared is deleted by now."""
+
+
+async def _insert_twin(session: AsyncSession, row: FileRow) -> File:
+    """The object of a file with the same content, which cannot be deleted until the new row is there for all to see."""
+    twin = await store.twin(session, row.tenant_id, row.sha256, keep=True)
+    if twin is None:
+        raise _TwinGoneError
+    row.object_key = twin.object_key
+    return await _insert(session, row)
+
+
+async def _insert_own(services: Services, row: FileRow, received: Received, once: Once, now: datetime) -> Response:
+    row.object_key = f"{row.tenant_id}/files/{row.sha256}-{row.id}"
+    await intake.settle(services.store, received, row.object_key)
+    try:
+        async with transaction(services.app_engine, row.tenant_id) as session:
+            return await do_once(session, once, lambda: _insert(session, row), now)
+    finally:
+        async with transaction(services.app_engine, row.tenant_id) as session:
+            is_kept = await store.get(session, row.tenant_id, row.id) is not None
+        if not is_kept:  # a twin of the request was faster, or something failed
+            await intake.discard(services.store, row.object_key)
 
 
 async def _insert(session: AsyncSession, row: FileRow) -> File:
@@ -83,20 +114,49 @@ async def _insert(session: AsyncSession, row: FileRow) -> File:
 
 
 async def get(session: AsyncSession, tenant_id: str, file_id: str) -> File:
-    row = await store.get(session, tenant_id, file_id) if is_id(file_id) else None
+    return to_file(await _require(session, tenant_id, file_id))
+
+
+async def delete(session: AsyncSession, tenant_id: str, file_id: str, now: datetime) -> FileRow:
+    """The row stays, for the jobs and bills that name it; its object is the caller's to purge after the commit.
+
+    Raises 409 naming who needs it.
+    """
+    row = await _require(session, tenant_id, file_id, lock=True)
+    users = await store.users(session, row)
+    if users:
+        message = f"Expected a file that nothing reads, found that {', '.join(users)} may; cancel or wait for the end."
+        details = [{"job": user} for user in users]
+        raise ServiceError(409, "file_in_use", message, details=details, headers={"x-should-retry": "false"})
+    row.deleted_at = now
+    await session.flush()
+    return row
+
+
+async def _require(session: AsyncSession, tenant_id: str, file_id: str, *, lock: bool = False) -> FileRow:
+    row = await store.get(session, tenant_id, file_id, lock=lock) if is_id(file_id) else None
     if row is None:
         raise not_found("file", file_id)
-    return to_file(row)
+    return row
 
 
-async def list_page(session: AsyncSession, tenant_id: str, *, after: str | None, limit: int) -> Page[File]:
-    rows, has_more = await page_of(session, FileRow, FileRow.tenant_id == tenant_id, after=after, limit=limit)
+async def list_page(
+    session: AsyncSession, tenant_id: str, *, project: str | None = None, after: str | None, limit: int
+) -> Page[File]:
+    """Raises 404 for an unknown project."""
+    filters: list[ColumnElement[bool]] = [col(FileRow.deleted_at).is_(None)]
+    if project is not None:
+        if not (is_id(project) and await tenants.project_exists(session, tenant_id, project)):
+            raise not_found("project", project, "project")
+        filters.append(col(FileRow.project_id) == project)
+    rows, has_more = await page_of(
+        session, FileRow, FileRow.tenant_id == tenant_id, after=after, limit=limit, filters=filters
+    )
     return to_page([to_file(row) for row in rows], has_more)
 
 
-def _to_row(
-    member: Member, project: str, file_id: str, name: str, received: Received, key: str, now: datetime
-) -> FileRow:
+def _to_row(member: Member, project: str, file_id: str, name: str, received: Received, now: datetime) -> FileRow:
+    """Its object's key is left open."""
     report = received.report
     return FileRow(
         tenant_id=member.tenant_id,
@@ -105,9 +165,10 @@ def _to_row(
         name=name,
         bytes=received.bytes,
         sha256=received.sha256,
-        object_key=key,
+        object_key="",
         status=report.status,
         format=report.format,
+        encoding=report.encoding,
         rows=report.rows,
         errors=[problem.model_dump(mode="json") for problem in report.problems],
         error_count=report.problem_count,
@@ -124,6 +185,7 @@ def to_file(row: FileRow) -> File:
         sha256=row.sha256,
         status=row.status,
         format=row.format,
+        encoding=row.encoding,
         rows=row.rows,
         errors=tuple(Problem.model_validate(problem) for problem in row.errors),
         error_count=row.error_count,

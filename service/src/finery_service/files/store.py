@@ -1,11 +1,45 @@
 from __future__ import annotations
 
-from sqlmodel import select
+from sqlmodel import col, or_, select
 from sqlmodel.ext.asyncio.session import AsyncSession
 
+from finery.types.jobs import TERMINAL
 from finery_service.files.tables import FileRow
+from finery_service.jobs.tables import JobRow
+
+_NAMED = 5
 
 
-async def get(session: AsyncSession, tenant_id: str, file_id: str) -> FileRow | None:
-    statement = select(FileRow).where(FileRow.tenant_id == tenant_id, FileRow.id == file_id)
+async def get(session: AsyncSession, tenant_id: str, file_id: str, *, lock: bool = False) -> FileRow | None:
+    """None for a deleted one, too. `lock`: nobody else relies on it until the transaction ends."""
+    statement = select(FileRow).where(
+        FileRow.tenant_id == tenant_id, FileRow.id == file_id, col(FileRow.deleted_at).is_(None)
+    )
+    if lock:
+        statement = statement.with_for_update()
     return (await session.exec(statement)).one_or_none()
+
+
+async def twin(session: AsyncSession, tenant_id: str, sha256: str, *, keep: bool = False) -> FileRow | None:
+    """A file of the same content, the first of them. `keep`: it is not deleted before the transaction ends."""
+    statement = select(FileRow).where(
+        FileRow.tenant_id == tenant_id, FileRow.sha256 == sha256, col(FileRow.deleted_at).is_(None)
+    )
+    statement = statement.order_by(col(FileRow.created_at), col(FileRow.id)).limit(1)
+    if keep:
+        statement = statement.with_for_update(read=True)
+    return (await session.exec(statement, execution_options={"populate_existing": True})).first()
+
+
+async def users(session: AsyncSession, row: FileRow) -> list[str]:
+    """Ids of jobs and previews that have not ended and read the file; the first few."""
+    statement = (
+        select(JobRow.id)
+        .where(
+            JobRow.tenant_id == row.tenant_id,
+            or_(col(JobRow.training_file_id) == row.id, col(JobRow.validation_file_id) == row.id),
+            col(JobRow.state).not_in(sorted(TERMINAL)),
+        )
+        .order_by(col(JobRow.created_at), col(JobRow.id))
+    )
+    return list((await session.exec(statement.limit(_NAMED))).all())

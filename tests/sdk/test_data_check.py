@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from finery_service.files.rows import MAX_LINE_BYTES, MAX_PROBLEMS, Report, RowCheck
+from finery.data.check import MAX_PROBLEMS, Report, RowCheck
+from finery.data.lines import MAX_LINE_BYTES
 from finery_testing.api import CHAT_ROW, jsonl
 
 GOOD = jsonl(CHAT_ROW)
