@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 from rich.console import Console
 
-from finery.cli import jobs, main, output
+from finery.cli import main, output, report
 from finery.errors import BadRequestError
 from finery.types.jobs import Job
 
@@ -21,8 +21,9 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     """A terminal of 40 columns, narrower than one id, for both streams."""
     written = io.StringIO()
     console = Console(file=written, width=40, soft_wrap=True)
-    monkeypatch.setattr(output, "out", console)
-    monkeypatch.setattr(output, "err", console)
+    for module in (output, report):
+        monkeypatch.setattr(module, "out", console)
+        monkeypatch.setattr(module, "err", console)
     return written
 
 
@@ -54,9 +55,18 @@ def test_a_wrong_row_reads_as_sentences() -> None:
     assert output.problem(None, "seed", {"message": "seed: expected 1, found 2."}) == "seed: expected 1, found 2."
 
 
-@pytest.mark.parametrize(("state", "more"), [("running", ", to be cancelled"), ("cancelled", "")])
-def test_a_job_that_is_to_be_cancelled_says_so_until_it_is(screen: io.StringIO, state: str, more: str) -> None:
-    jobs._print(Job.model_validate(job_json(state=state, intent="cancel")), as_json=False)
+@pytest.mark.parametrize(
+    ("intent", "state", "more"),
+    [
+        ("cancel", "running", ", to be cancelled"),
+        ("cancel", "cancelled", ""),
+        ("pause", "running", ", to be paused"),
+        ("pause", "paused", ""),
+        ("run", "running", ""),
+    ],
+)
+def test_a_job_that_is_to_change_says_so_until_it_has(screen: io.StringIO, intent: str, state: str, more: str) -> None:
+    report.print_job(Job.model_validate(job_json(state=state, intent=intent)), as_json=False)
     assert f"state    {state}{more}" in [line.rstrip() for line in screen.getvalue().splitlines()]
 
 

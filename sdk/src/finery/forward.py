@@ -172,7 +172,8 @@ class MLflow:
             from mlflow.tracking import MlflowClient
         self._client = MlflowClient(self._uri)
         if self.run_id is not None:
-            return self._client.update_run(self.run_id, status="RUNNING")
+            self._client.update_run(self.run_id, status="RUNNING")
+            return
         if not fresh:
             raise FineryError("Expected run_id, the MLflow run to go on with, next to `after`; found none.")
         known = self._client.get_experiment_by_name(self._experiment)
@@ -180,7 +181,7 @@ class MLflow:
         run = self._client.create_run(experiment, run_name=job.name or job.id, tags={"finery.job": job.id})
         self.run_id = run.info.run_id
         params = [Param(name, str(_plain(value))) for name, value in settings.items()]
-        return self._client.log_batch(self.run_id, params=params)
+        self._client.log_batch(self.run_id, params=params)
 
     def write(self, values: Mapping[str, float], step: int, time: datetime) -> None:
         from mlflow.entities import Metric

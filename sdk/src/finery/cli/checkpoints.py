@@ -25,19 +25,20 @@ def list_(
     if json:
         print_json(found)
         return
-    rows = ((c.id, c.job, c.step, "yes" if c.final else "", len(c.files), size(c.bytes), c.created_at) for c in found)
-    print_table(("id", "job", "step", "final", "files", "size", "created"), rows)
+    rows = ((c.id, c.job, c.step, _marks(c), c.validation_loss, c.kind, size(c.bytes), c.created_at) for c in found)
+    print_table(("id", "job", "step", "", "held-out loss", "kind", "size", "created"), rows)
 
 
 @app.command()
 def download(
     checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="Its id, or a job's id for its last one.")],
+    best: Annotated[bool, typer.Option("--best", help="Of a job: the one with the lowest held-out loss.")] = False,
     to: Annotated[Path | None, typer.Option(file_okay=False, help="Folder; by default ./CHECKPOINT.")] = None,
     json: AsJson = False,
 ) -> None:
     """Fetch all files and prove their sha256; run it again after an interruption and it goes on."""
     with client() as finery:
-        found = _find(finery, checkpoint)
+        found = _find(finery, checkpoint, best)
         with TransferProgress(found.id, err) as progress:
             folder = finery.checkpoints.download(found, to or Path(found.id), on_progress=progress)
     if json:
@@ -47,9 +48,28 @@ def download(
         typer.echo(str(folder))
 
 
-def _find(finery: Finery, id_: str) -> Checkpoint:
+@app.command()
+def delete(
+    checkpoints: Annotated[list[str], typer.Argument(metavar="CHECKPOINT...", help="Ids.")],
+) -> None:
+    """Delete for good; refused while a job needs it."""
+    with client() as finery:
+        for checkpoint in checkpoints:
+            finery.checkpoints.delete(checkpoint)
+            err.print(f"{checkpoint} deleted", markup=False, highlight=False)
+
+
+def _marks(checkpoint: Checkpoint) -> str:
+    return " ".join(name for name, is_so in (("★ best", checkpoint.best), ("final", checkpoint.final)) if is_so)
+
+
+def _find(finery: Finery, id_: str, best: bool) -> Checkpoint:
     if not id_.startswith("job_"):
+        if best:
+            raise typer.BadParameter(f"expected a job's id with --best, found {id_!r}")
         return finery.checkpoints.retrieve(id_)
+    if best:
+        return finery.checkpoints.best(id_)
     found = list(finery.checkpoints.list(job=id_))
     if not found:
         raise typer.BadParameter(f"job {id_} has no checkpoint yet")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,13 +18,14 @@ Limit = Annotated[int, typer.Option(help="At most so many.", min=1)]
 
 @app.command()
 def upload(
-    path: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A JSONL file of conversations.")],
+    path: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A data set: JSONL or parquet.")],
     name: Annotated[str | None, typer.Option(help="Another name than the file's own.")] = None,
+    project: Annotated[str | None, typer.Option(help="Another project than the key's, by its id.")] = None,
     json: AsJson = False,
 ) -> None:
     """Upload a data set; exits with 1 if rows are wrong."""
     with client() as finery:
-        file = send(finery, path, name)
+        file = send(finery, path, name, project)
     if json:
         print_json(file)
     else:
@@ -34,10 +35,15 @@ def upload(
 
 
 @app.command("list")
-def list_(limit: Limit = 20, json: AsJson = False) -> None:
+def list_(
+    project: Annotated[str | None, typer.Option(help="Only this project, by its id.")] = None,
+    limit: Limit = 20,
+    json: AsJson = False,
+) -> None:
     """Newest first."""
     with client() as finery:
-        files = [file for file, _ in zip(finery.files.list(limit=min(limit, 100)), range(limit), strict=False)]
+        found = finery.files.list(project=project, limit=min(limit, 100))
+        files = [file for file, _ in zip(found, range(limit), strict=False)]
     if json:
         print_json(files)
     else:
@@ -56,10 +62,47 @@ def get(file: str, json: AsJson = False) -> None:
         show(found)
 
 
-def send(finery: Finery, path: Path, name: str | None = None) -> File:
+@app.command()
+def preview(
+    file: str,
+    model: Annotated[str, typer.Option(help="Base model, by name or id.")],
+    train_on: Annotated[str | None, typer.Option(help="assistant, last, completion or all.")] = None,
+    max_length: Annotated[int | None, typer.Option(help="Tokens of a row.")] = None,
+    truncation: Annotated[str | None, typer.Option(help="right, left, drop or error.")] = None,
+    added_token: Annotated[list[str] | None, typer.Option(help="A special token to add; repeat it for more.")] = None,
+    first_line: Annotated[int | None, typer.Option(help="The first row's line.", min=1)] = None,
+    rows: Annotated[int | None, typer.Option(help="How many rows.", min=1, max=50)] = None,
+    html: Annotated[Path | None, typer.Option(dir_okay=False, help="Write a page instead of printing.")] = None,
+    json: AsJson = False,
+) -> None:
+    """Rows as the model would be trained on them, the trained tokens marked."""
+    with client() as finery:
+        options: dict[str, Any] = {"train_on": train_on, "truncation": truncation}  # the server knows which there are
+        cut: dict[str, Any] = {"max_length": max_length, "first_line": first_line, "rows": rows}
+        with err.status("waiting for a worker"):
+            found = finery.files.preview(file, model=model, added_tokens=added_token, **options, **cut)
+    if html is not None:
+        html.write_text(found.html(), encoding="utf-8")
+        err.print(f"{html} written", markup=False, highlight=False)
+    if json:
+        print_json(found)
+    elif html is None:
+        typer.echo(found.text(), color=True)
+
+
+@app.command()
+def delete(files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Ids.")]) -> None:
+    """Delete for good; refused while a job needs it."""
+    with client() as finery:
+        for file in files:
+            finery.files.delete(file)
+            err.print(f"{file} deleted", markup=False, highlight=False)
+
+
+def send(finery: Finery, path: Path, name: str | None = None, project: str | None = None) -> File:
     """Upload with a bar."""
     with TransferProgress(path.name, err) as progress:
-        return finery.files.upload(path, name=name, on_progress=progress)
+        return finery.files.upload(path, name=name, project=project, on_progress=progress)
 
 
 def show(file: File) -> None:
@@ -67,7 +110,7 @@ def show(file: File) -> None:
         ("id", file.id),
         ("name", file.name),
         ("status", file.status),
-        ("format", file.format),
+        ("format", " ".join(part for part in (file.format, file.encoding) if part)),
         ("rows", file.rows),
     ]
     print_facts([*facts, ("size", size(file.bytes)), ("sha256", file.sha256), ("created", file.created_at)])

@@ -9,11 +9,14 @@ import typer
 
 from finery.cli import spec as specs
 from finery.cli.files import Limit, send, show
-from finery.cli.output import AsJson, client, err, out, print_facts, print_json, print_table, summary, text
+from finery.cli.output import AsJson, client, err, out, print_json, print_table, summary, text
+from finery.cli.report import print_job, steps
+from finery.cli.usage import Time
 from finery.client import Finery
 from finery.errors import JobFailedError
+from finery.forward import SINKS, Sink
 from finery.progress import JobProgress
-from finery.types.jobs import TERMINAL, Job
+from finery.types.jobs import Job
 
 app = typer.Typer(no_args_is_help=True)
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="Its id.")]
@@ -52,7 +55,7 @@ def create(
                 body[field] = _file_id(finery, source)
         job = finery.jobs.create(**body)
         if not wait:
-            _print(job, json)
+            print_job(job, json)
             err.print(f"[dim]Watch it: finery jobs watch {job.id}[/dim]")
             return
         err.print(f"{job.id} submitted")
@@ -60,14 +63,24 @@ def create(
 
 
 @app.command("list")
-def list_(limit: Limit = 20, json: AsJson = False) -> None:
-    """Newest first."""
+def list_(
+    state: Annotated[str | None, typer.Option(help="Only jobs in this state, as in running.")] = None,
+    method: Annotated[str | None, typer.Option(help="Only this method, as in sft.")] = None,
+    project: Annotated[str | None, typer.Option(help="Only this project, by its id.")] = None,
+    created_after: Time = None,
+    created_before: Time = None,
+    limit: Limit = 20,
+    json: AsJson = False,
+) -> None:
+    """Newest first. Times: a day (UTC) or a time with a zone."""
+    times = {"created_after": created_after, "created_before": created_before}
     with client() as finery:
-        jobs = [job for job, _ in zip(finery.jobs.list(limit=min(limit, 100)), range(limit), strict=False)]
+        found = finery.jobs.list(state=state, method=method, project=project, **times, limit=min(limit, 100))
+        jobs = [job for job, _ in zip(found, range(limit), strict=False)]
     if json:
         print_json(jobs)
         return
-    rows = ((job.id, job.name, job.method, job.model, job.state, _steps(job), job.cost, job.created_at) for job in jobs)
+    rows = ((job.id, job.name, job.method, job.model, job.state, steps(job), job.cost, job.created_at) for job in jobs)
     print_table(("id", "name", "method", "model", "state", "step", "cost", "created"), rows)
 
 
@@ -75,14 +88,66 @@ def list_(limit: Limit = 20, json: AsJson = False) -> None:
 def get(job: JobId, json: AsJson = False) -> None:
     """State, progress, usage and cost."""
     with client() as finery:
-        _print(finery.jobs.retrieve(job), json)
+        print_job(finery.jobs.retrieve(job), json)
 
 
 @app.command()
 def cancel(job: JobId, json: AsJson = False) -> None:
     """End a job; a running one stores a checkpoint first."""
     with client() as finery:
-        _print(finery.jobs.cancel(job), json)
+        print_job(finery.jobs.cancel(job), json)
+
+
+@app.command()
+def pause(job: JobId, json: AsJson = False) -> None:
+    """Let a job rest: it stores a checkpoint and gives its accelerators back."""
+    with client() as finery:
+        print_job(finery.jobs.pause(job), json)
+
+
+@app.command()
+def resume(job: JobId, json: AsJson = False) -> None:
+    """Let a paused job go on."""
+    with client() as finery:
+        print_job(finery.jobs.resume(job), json)
+
+
+@app.command()
+def plot(
+    jobs: Annotated[list[str], typer.Argument(metavar="JOB...", help="One job, or several to compare.")],
+    to: Annotated[Path, typer.Option(dir_okay=False, help="Where to, .png or .svg.")] = Path("loss.png"),
+) -> None:
+    """Draw losses, learning rate and best checkpoint."""
+    try:
+        with client() as finery:
+            finery.jobs.plot(*jobs, path=to)
+    except (ValueError, ImportError) as error:
+        raise typer.BadParameter(str(error)) from None
+    typer.echo(str(to))
+
+
+@app.command()
+def forward(
+    job: JobId,
+    to: Annotated[str, typer.Option(metavar="TRACKER", help="tensorboard, wandb or mlflow.")],
+    dir: Annotated[  # noqa: A002 (the option's name)
+        Path | None, typer.Option(file_okay=False, help="TensorBoard: the folder of all runs; W&B: its own files.")
+    ] = None,
+    project: Annotated[str | None, typer.Option(help="W&B project, or MLflow experiment.")] = None,
+    uri: Annotated[str | None, typer.Option(help="MLflow's tracking server.")] = None,
+    after: Annotated[int, typer.Option(help="Only what comes behind this event.", min=0)] = 0,
+    json: AsJson = False,
+) -> None:
+    """Send a job's metrics to a tracker, from the start until the job ends."""
+    try:
+        with client() as finery:
+            print_job(finery.jobs.forward(job, to=_sink(to, dir, project, uri), after=after), json)
+    except ImportError as error:
+        err.print(f"[bold red]Error:[/bold red] {error}", markup=True, highlight=False)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt as error:
+        err.print("\n".join(getattr(error, "__notes__", ["Nothing was forwarded."])), markup=False)
+        raise typer.Exit(130) from None
 
 
 @app.command()
@@ -94,7 +159,9 @@ def events(
 ) -> None:
     """Its history, one event a line (with --json, one JSON object a line)."""
     with client() as finery:
-        history = finery.jobs.stream(job, after=after) if follow else finery.jobs.events(job, after=after)
+        history = (
+            finery.jobs.stream(job, after=after, progress=False) if follow else finery.jobs.events(job, after=after)
+        )
         for event in history:
             if json:
                 typer.echo(event.model_dump_json())
@@ -123,7 +190,7 @@ def _watch(finery: Finery, job: Job, *, quiet: bool) -> Job:
 
 def _end(job: Job, as_json: bool) -> None:
     """Print the ended job; a failure is raised too, and so its reason is printed."""
-    _print(job, as_json)
+    print_job(job, as_json)
     if job.state != "succeeded":
         raise JobFailedError(job)
 
@@ -151,32 +218,12 @@ def _file_id(finery: Finery, source: str) -> str:
     return file.id
 
 
-def _steps(job: Job) -> str:
-    total = job.progress.total_steps
-    return f"{job.progress.step}/{total if total is not None else '?'}"
-
-
-def _print(job: Job, as_json: bool) -> None:
-    if as_json:
-        print_json(job)
-        return
-    state = f"{job.state!s}" + (f", place {job.position} in the queue" if job.position else "")
-    if job.intent == "cancel" and job.state not in TERMINAL:
-        state += ", to be cancelled"
-    print_facts(
-        (
-            ("id", job.id),
-            ("name", job.name),
-            ("method", job.method),
-            ("model", job.model),
-            ("from", job.from_checkpoint),
-            ("state", state),
-            ("why", job.error.message if job.error else job.message),
-            ("step", _steps(job)),
-            ("usage", job.usage),
-            ("cost", job.cost),
-            ("created", job.created_at),
-            ("started", job.started_at),
-            ("finished", job.finished_at),
-        )
-    )
+def _sink(name: str, folder: Path | None, project: str | None, uri: str | None) -> Sink:
+    given: dict[str, dict[str, Any]] = {
+        "tensorboard": {"folder": folder or Path("runs")},
+        "wandb": {"project": project, "dir": str(folder) if folder else None},
+        "mlflow": {"uri": uri, "experiment": project},
+    }
+    if name not in SINKS:
+        raise typer.BadParameter(f"expected --to {', '.join(SINKS)}, found {name!r}")
+    return SINKS[name](**{key: value for key, value in given[name].items() if value is not None})

@@ -22,6 +22,7 @@ from finery.types.money import plain
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
+_METRICS = ("loss", "trained_tokens", "tokens_per_second", "learning_rate", "grad_norm", "cost")
 out = Console(soft_wrap=True)
 err = Console(stderr=True, soft_wrap=True)
 
@@ -87,13 +88,29 @@ def summary(event: Event) -> str:
         case "state":
             return " ".join(str(data[key]) for key in ("to", "message") if data.get(key))
         case "metric":
-            names = ("loss", "trained_tokens", "tokens_per_second", "learning_rate", "cost")
-            known = (f"{name} {number(data[name])}" for name in names if data.get(name) is not None)
-            return f"step {data.get('step')}/{data.get('total_steps', '?')}  " + "  ".join(known)
+            return f"step {data.get('step')}/{data.get('total_steps', '?')}  {_named(data, _METRICS)}"
         case "eval":
-            return f"step {data.get('step')}  held-out loss {number(data.get('loss'))}"
+            when = "before training" if data.get("step") == 0 else f"step {data.get('step')}"
+            return f"{when}  held-out loss {number(data.get('loss'))}"
+        case "prepared":
+            return _named(data, ("rows", "trained_tokens", "dropped_rows", "truncated_rows", "total_steps"))
+        case "checkpoint":
+            loss = data.get("validation_loss")
+            said = f"step {data.get('step')}  {data.get('checkpoint')}" + ("  final" if data.get("final") else "")
+            return said if loss is None else f"{said}  held-out loss {number(loss)}"
+        case "attempt":
+            said = _named(data, ("attempt", "reason", "resumed_from_step"))
+            return f"{data.get('number', '?')} {data.get('phase', '')}  {said}".rstrip()
+        case "warning":
+            return f"{data.get('message', data.get('code'))}"
         case _:
-            return "  ".join(f"{key} {number(value)}" for key, value in data.items() if value is not None)
+            return _named(data, data)
+
+
+def _named(data: dict[str, Any], names: Iterable[str]) -> str:
+    """`rows 64  total_steps 8`; what is nested is for --json."""
+    known = ((name, data.get(name)) for name in names)
+    return "  ".join(f"{name} {number(v)}" for name, v in known if v is not None and not isinstance(v, (dict, list)))
 
 
 def number(value: object) -> str:

@@ -52,3 +52,26 @@ class Preview(Resource):
     rows: tuple[PreviewRow, ...] = ()
     error: ErrorDetail | None = None
     created_at: Time
+
+    def text(self, *, color: bool | None = None) -> str:
+        """Every row with its trained tokens marked: by colour, or by ⟦…⟧ where there is none.
+
+        None: colours if the standard output is a terminal and NO_COLOR is not set.
+        """
+        from finery import _preview
+
+        return _preview.text(self, color=_preview.wants_colour() if color is None else color)
+
+    def html(self) -> str:
+        """A page of its own; nothing in it runs, whatever the rows hold."""
+        from finery import _preview
+
+        return _preview.page(self)
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def _repr_html_(self) -> str:
+        from finery import _preview
+
+        return _preview.fragment(self)

@@ -1,0 +1,160 @@
+"""A preview as text for a terminal and as HTML. What a row holds is data: it never reaches the screen as commands.
+
+Trained tokens are marked: in a terminal by a green background, in plain text by ⟦…⟧, in HTML by <mark>. Line ends show
+as ⏎, other control characters as their Unicode pictures (␛) or code points (<U+202E>).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from html import escape
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from finery.types.previews import Preview, PreviewRow, PreviewToken
+
+_TRAINED, _SPECIAL, _BOLD, _RED, _DIM, _RESET = "\x1b[30;42m", "\x1b[35m", "\x1b[1m", "\x1b[31m", "\x1b[2m", "\x1b[0m"
+_SPECIAL_TOKEN = re.compile(r"<[^<>\s]+>|\[[A-Z]+\]")
+# C0, DEL, C1, and what turns the direction of text or cannot be seen. Joiners stay: scripts and emoji need them.
+_HIDDEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u00ad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+_NO_ROWS = "The file has no row at this place; ask for an earlier first_line."
+_STYLE = """
+.finery-preview{font:14px/1.5 system-ui,sans-serif;color:#111;background:#fff;padding:8px;max-width:64rem}
+.finery-preview h4{font-size:14px;margin:14px 0 4px}
+.finery-preview pre{font:13px/1.55 ui-monospace,monospace;white-space:pre-wrap;overflow-wrap:anywhere;margin:0;
+padding:8px 10px;border:1px solid #ddd;border-radius:6px;background:#fafafa;color:#111}
+.finery-preview mark{background:#bbf7d0;color:#052e16}
+.finery-preview i{font-style:normal;color:#7e22ce}
+.finery-preview .bad{color:#b91c1c}
+"""
+
+
+def wants_colour() -> bool:
+    """The standard output is a terminal, and nobody said no (https://no-color.org)."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
+def text(preview: Preview, *, color: bool) -> str:
+    """Every row with its counts, and what is wrong with it."""
+    bold, red, dim, reset = (_BOLD, _RED, _DIM, _RESET) if color else ("", "", "", "")
+    mark = f"{_TRAINED}trained{_RESET}" if color else "⟦trained⟧"
+    blocks = [f"{bold}{_visible(_title(preview))}{reset}  {dim}marked:{reset} {mark}"]
+    if preview.status == "failed" and preview.error is not None:
+        blocks.append(f"{red}{_visible(preview.error.message)}{reset}")
+    if preview.status == "ready" and not preview.rows:
+        blocks.append(_NO_ROWS)
+    for heading, row in _headed(preview):
+        lines = [f"{bold}{heading}{reset}"]
+        lines += [f"{red}{_visible(fault)}{reset}" for fault in _faults(row)]
+        if row.tokens:
+            lines.append((_coloured(row) if color else _bracketed(row)).rstrip("\n"))
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks)
+
+
+def fragment(preview: Preview) -> str:
+    """HTML for a notebook; it carries its style and nothing that runs."""
+    parts = [f'<div class="finery-preview"><style>{_STYLE}</style><div>{_escaped(_title(preview))} ']
+    parts.append("· marked: <mark>trained</mark></div>")
+    if preview.status == "failed" and preview.error is not None:
+        parts.append(f'<p class="bad">{_escaped(preview.error.message)}</p>')
+    if preview.status == "ready" and not preview.rows:
+        parts.append(f"<p>{_NO_ROWS}</p>")
+    for heading, row in _headed(preview):
+        parts.append(f"<h4>{_escaped(heading)}</h4>")
+        parts += [f'<div class="bad">{_escaped(fault)}</div>' for fault in _faults(row)]
+        if row.tokens:
+            parts.append(f'<pre dir="ltr">{"".join(map(_html_token, row.tokens))}</pre>')
+    return "".join([*parts, "</div>"])
+
+
+def page(preview: Preview) -> str:
+    """The fragment as a document of its own, which forbids scripts and loads on top."""
+    policy = "default-src 'none'; style-src 'unsafe-inline'"
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{_escaped(_title(preview))}</title>'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}"></head>'
+        f"<body>{fragment(preview)}</body></html>\n"
+    )
+
+
+def _title(preview: Preview) -> str:
+    state = "" if preview.status == "ready" else f" ({preview.status})"
+    return f"{preview.file} as {preview.model} is trained on it{state}"
+
+
+def _headed(preview: Preview) -> Iterator[tuple[str, PreviewRow]]:
+    """Rows under headings such as `line 3: 25 tokens, 3 trained`; a row of several parts says which one it is."""
+    for line, same in groupby(preview.rows, key=lambda row: row.line):
+        rows = list(same)
+        for number, row in enumerate(rows, start=1):
+            part = f", part {number} of {len(rows)}" if len(rows) > 1 else ""
+            cut = ", truncated" if row.truncated else ""
+            yield f"line {line}{part}: {len(row.tokens)} tokens, {row.trained_tokens} trained{cut}", row
+
+
+def _faults(row: PreviewRow) -> list[str]:
+    found = [f"left out of training: {row.dropped}"] if row.dropped else []
+    if row.problem is not None:
+        said = " ".join(part for part in (row.problem.message, row.problem.hint) if part)
+        found.append(f"a job would refuse this row: {f'{row.problem.path}: ' if row.problem.path else ''}{said}")
+    return found
+
+
+def _bracketed(row: PreviewRow) -> str:
+    parts = []
+    for trained, run in groupby(row.tokens, key=lambda token: token.trained):
+        shown = _visible("".join(token.text for token in run))
+        # A mark never spans a line end: each line is right by itself.
+        parts.append(_per_line(shown, "⟦", "⟧") if trained else shown)
+    return "".join(parts)
+
+
+def _coloured(row: PreviewRow) -> str:
+    parts = []
+    for token in row.tokens:
+        shown = _visible(token.text)
+        style = _TRAINED if token.trained else _SPECIAL if _special(token) else ""
+        parts.append(_per_line(shown, style, _RESET) if style else shown)
+    return "".join(parts).replace(f"{_RESET}{_TRAINED}", "")
+
+
+def _per_line(shown: str, before: str, after: str) -> str:
+    return "\n".join(f"{before}{line}{after}" if line else "" for line in shown.split("\n"))
+
+
+def _html_token(token: PreviewToken) -> str:
+    shown = escape(_visible(token.text))
+    if not shown:
+        return ""
+    tag = "mark" if token.trained else "i" if _special(token) else "span"
+    return f'<{tag} title="{token.id}">{shown}</{tag}>'
+
+
+def _special(token: PreviewToken) -> bool:
+    return _SPECIAL_TOKEN.fullmatch(token.text) is not None
+
+
+def _escaped(words: str) -> str:
+    return escape(_visible(words))
+
+
+def _visible(words: str) -> str:
+    return _HIDDEN.sub(lambda found: _picture(found[0]), words)
+
+
+def _picture(character: str) -> str:
+    code = ord(character)
+    if character == "\n":
+        return "⏎\n"
+    if code < 0x20:
+        return chr(0x2400 + code)
+    if code == 0x7F:
+        return "␡"
+    return f"<U+{code:04X}>"
