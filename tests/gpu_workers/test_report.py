@@ -54,9 +54,13 @@ def death() -> Death:
 def connect(fake: FakeControlPlane, death: Death) -> Iterator[Connect]:
     made: list[ControlPlane] = []
 
-    def make(lease: float = 60.0, token: str | None = None) -> ControlPlane:
+    def make(
+        lease: float = 60.0,
+        token: str | None = None,
+        kind: pb.AttemptKind.ValueType = pb.ATTEMPT_KIND_TRAIN,
+    ) -> ControlPlane:
         fake.lease_seconds = lease
-        e = fake.attempt(pb.ATTEMPT_KIND_TRAIN)
+        e = fake.attempt(kind)
         token = token or e["FINERY_ATTEMPT_TOKEN"]
         made.append(
             ControlPlane(e["FINERY_RPC_ADDRESS"], e["FINERY_ATTEMPT_ID"], int(e["FINERY_FENCE"]), token, die=death)
@@ -234,19 +238,14 @@ def test_an_error_of_the_outbox_is_raised_in_the_loop(fake: FakeControlPlane, co
 
 
 def test_a_preview_is_reported_and_one_that_is_too_long_says_so(fake: FakeControlPlane, connect: Connect) -> None:
-    sent: list[pb.ReportPreviewRequest] = []
-
-    def report(request: pb.ReportPreviewRequest, _context: object) -> pb.Orders:
-        sent.append(request)
-        return pb.Orders(intent=pb.INTENT_RUN, lease_seconds=60)
-
-    fake.ReportPreview = report  # type: ignore[method-assign]
-    control = connect()
+    fake.preview_json = "{}"
+    control = connect(kind=pb.ATTEMPT_KIND_PREPARE)
     control.begin("0.1.0")
     token = PreviewToken(id=195, text="é", trained=True)
-    with pytest.raises(WorkerError, match=r"preview_too_large.* 65000 tokens in 1 rows; ask for fewer"):
-        control.report_preview([PreviewRow(line=1, tokens=(token,) * 65_000)])
-    assert not sent
+    with pytest.raises(WorkerError, match=r"preview_too_large.* 90000 tokens in 1 rows; ask for fewer"):
+        control.report_preview([PreviewRow(line=1, tokens=(token,) * 90_000)])
+    assert fake.previewed is None
     control.report_preview([PreviewRow(line=1, tokens=(token,) * 3, trained_tokens=3)])
-    (row,) = json.loads(sent[0].rows_json)
+    assert fake.previewed is not None
+    (row,) = json.loads(fake.previewed.rows_json)
     assert row["tokens"] == [{"id": 195, "text": "é", "trained": True}] * 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import subprocess
@@ -135,6 +136,18 @@ def test_a_preparation_goes_on_under_a_pause(make_job: MakeJob) -> None:
     run.main(control.attempt(PREPARE))
     assert control.prepared is not None
     assert control.finished is None
+
+
+def test_a_preview_is_looked_at_and_nothing_is_prepared(make_job: MakeJob) -> None:
+    control = make_job([{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ok"}]}])
+    control.preview_json = '{"model": "tiny"}'
+    run.main(control.attempt(PREPARE))
+    assert control.previewed is not None
+    (row,) = json.loads(control.previewed.rows_json)
+    trained = [place for place, token in enumerate(row["tokens"]) if token["trained"]]
+    assert (len(row["tokens"]), trained) == (25, [21, 22, 23])
+    assert (control.prepared, control.finished) == (None, None)
+    assert not list(control.store.rglob("prepared"))
 
 
 def test_missing_settings_are_named() -> None:

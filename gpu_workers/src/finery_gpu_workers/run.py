@@ -24,6 +24,7 @@ from finery.types.reasons import JobReason
 from finery_gpu_workers import seeds, storage
 from finery_gpu_workers.errors import WorkerError
 from finery_gpu_workers.methods.prepare import prepare
+from finery_gpu_workers.methods.preview import preview
 from finery_gpu_workers.models.catalog import resolve
 from finery_gpu_workers.report import CallError, ControlPlane, FencedError
 from finery_gpu_workers.scratch import scratch_folder
@@ -120,11 +121,7 @@ def _work(
     )
     if not training:
         now = datetime.now(UTC)
-        if assignment.preview_json:
-            from finery_gpu_workers.methods.preview import preview
-
-            return preview(work, now)
-        return prepare(work, now)
+        return preview(work, now) if assignment.preview_json else prepare(work, now)
     # Loading torch takes seconds: after the first call, so that the lease is held meanwhile, and only to train.
     from finery_gpu_workers.methods.sft import train
 

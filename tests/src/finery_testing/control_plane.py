@@ -70,6 +70,8 @@ class FakeControlPlane(WorkersServicer):
     """Of all attempts, in the order of their commit."""
     checkpoints: list[pb.PublishCheckpointRequest] = field(default_factory=list)
     prepared: pb.ReportPreparedRequest | None = None
+    preview_json: str = ""
+    previewed: pb.ReportPreviewRequest | None = None
     finished: Finished | None = None
     refused: list[str] = field(default_factory=list)
     """Refusals that only a wrong worker gets: all but those of hooks and fences."""
@@ -134,6 +136,9 @@ class FakeControlPlane(WorkersServicer):
     def ReportPrepared(self, request: pb.ReportPreparedRequest, context: grpc.ServicerContext) -> pb.Orders:  # noqa: N802
         return self._answer("ReportPrepared", self._report_prepared, request, context)
 
+    def ReportPreview(self, request: pb.ReportPreviewRequest, context: grpc.ServicerContext) -> pb.Orders:  # noqa: N802
+        return self._answer("ReportPreview", self._report_preview, request, context)
+
     def CommitSteps(self, request: pb.CommitStepsRequest, context: grpc.ServicerContext) -> pb.Orders:  # noqa: N802
         return self._answer("CommitSteps", self._commit_steps, request, context)
 
@@ -180,6 +185,7 @@ class FakeControlPlane(WorkersServicer):
             output_prefix=self._output_prefix,
             base=self.base,
             start_prefix=self.start_prefix,
+            preview_json=self.preview_json if self.kind == pb.ATTEMPT_KIND_PREPARE else "",
             orders=self._orders(),
         )
         if self.validation is not None:
@@ -200,6 +206,11 @@ class FakeControlPlane(WorkersServicer):
         self._must(self.kind == pb.ATTEMPT_KIND_PREPARE, "not a prepare attempt")
         self._must(request.prepared_prefix.startswith(self._output_prefix), "prepared_prefix is not the attempt's")
         self.prepared, self.live = request, False
+        return self._orders()
+
+    def _report_preview(self, request: pb.ReportPreviewRequest) -> pb.Orders:
+        self._must(self.kind == pb.ATTEMPT_KIND_PREPARE and bool(self.preview_json), "not asked for a preview")
+        self.previewed, self.live = request, False
         return self._orders()
 
     def _commit_steps(self, request: pb.CommitStepsRequest) -> pb.Orders:

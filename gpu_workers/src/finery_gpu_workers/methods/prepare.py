@@ -137,7 +137,8 @@ def _watch(work: Work, child: subprocess.Popen[bytes], progress: Progress, limit
             return None
         except subprocess.TimeoutExpired:
             pass
-        if (intent := work.control.intent) is not Intent.RUN:
+        # A pause takes effect before an accelerator is taken; the preparation goes on.
+        if (intent := work.control.intent) is Intent.CANCEL:
             return stopped_by_customer(intent)
         now = time.monotonic()
         if (current := progress.get()) != seen:
