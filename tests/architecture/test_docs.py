@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, TypeAdapter
 
+from finery.data.rows import read_row
 from finery.types.checkpoints import Checkpoint
-from finery.types.errors import ErrorBody
+from finery.types.errors import ErrorBody, Problem
 from finery.types.files import File
 from finery.types.jobs import Event, Job
 from finery.types.methods import JobCreate
 from finery.types.models import Model
 from finery.types.usage import UsageRow
-from finery_gpu_workers.data.chat import parse_row
 from finery_service.settings import Settings
 
 from .sizes import ROOT
@@ -48,10 +48,16 @@ def parse_example(example: dict[str, Any]) -> object:
     if "method" in example:
         return TypeAdapter(JobCreate).validate_json(json.dumps(example))
     if "messages" in example:
-        return parse_row(json.dumps(example).encode())
+        return good_row(example)
     if "error" in example:
         return ErrorBody.model_validate(example)
     return RESOURCES[example["object"]].model_validate(example)
+
+
+def good_row(value: Any) -> object:
+    read = read_row(value)
+    assert not isinstance(read, Problem), read
+    return read
 
 
 def documents(block: str) -> list[dict[str, Any]]:
@@ -112,7 +118,7 @@ def test_the_sample_is_64_conversations_in_the_format_of_uploads() -> None:
     lines = (ROOT / "examples/chat_sample.jsonl").read_bytes().splitlines()
     assert len(lines) == 64
     for line in lines:
-        parse_row(line)
+        good_row(json.loads(line))
 
 
 def test_the_examples_model_is_the_one_of_the_catalogue() -> None:

