@@ -1,4 +1,4 @@
-"""The row check of uploaded chat files. Pure: no database."""
+"""The row check of data files, fed bytes. Pure: no database."""
 
 from __future__ import annotations
 
@@ -95,17 +95,6 @@ def test_a29_numbers_that_json_does_not_have_are_refused_with_their_line(score: 
     assert only(GOOD + row) == (2, "score", "invalid_json")
 
 
-def test_a30_lists_of_parts_are_refused_by_name() -> None:
-    part = {"type": "image", "image": "x"}
-    user: dict[str, Any] = {"role": "user", "content": [part]}
-    row = {"messages": [user, {"role": "assistant", "content": "ok"}]}
-    report = check(jsonl(row))
-    assert [(p.path, p.code) for p in report.problems] == [("messages[0].content[0]", "unsupported_content_part")]
-    assert "image" in report.problems[0].message
-    user["content"] = []
-    assert only(jsonl(row)) == (1, "messages[0].content", "unsupported_content_part")
-
-
 @pytest.mark.parametrize(
     ("row", "path", "code"),
     [
@@ -118,7 +107,12 @@ def test_a30_lists_of_parts_are_refused_by_name() -> None:
         (chat(("user", "a"), ("system", "b"), ("assistant", "c")), "messages[1].role", "role_order"),
         (chat(("assistant", "a")), "messages", "no_user_message"),
         (chat(("human", "a"), ("assistant", "b")), "messages[0].role", "unknown_role"),
-        (chat(("user", "a"), ("tool", "b"), ("assistant", "c")), "messages[1].role", "unknown_role"),
+        (
+            chat(("user", "a"), ("tool", "b"), ("assistant", "c")),
+            "messages[1].tool_call_id",
+            "unmatched_tool_call_id",
+        ),
+        (chat(("user", "a"), ("developer", "b"), ("assistant", "c")), "messages[1].role", "role_order"),
         ({"messages": []}, "messages", "last_message_not_assistant"),
     ],
 )
@@ -158,7 +152,7 @@ def test_a31_system_message_in_the_first_place_is_fine() -> None:
             "unknown_field",
         ),
         (
-            b'{"tools":[],"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]}',
+            b'{"functions":[],"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]}',
             "unsupported_field",
         ),
     ],
@@ -183,9 +177,18 @@ def test_a32_utf16_file_is_one_problem(encoding: str) -> None:
     assert (line, code) == (1, "invalid_utf8")
 
 
-def test_a32_prompt_rows_alone_are_told_what_a_row_is() -> None:
-    line, path, code = only(b'{"prompt":"a","completion":"b"}\n')
-    assert (line, path, code) == (1, "messages", "missing_messages")
+def test_a32_rows_of_no_format_are_told_which_there_are() -> None:
+    (problem,) = check(b'{"question":"a","answer":"b"}\n').problems
+    assert (problem.line, problem.path, problem.code) == (1, "messages", "missing_messages")
+    for key in ("messages", "prompt", "completion", "text", "input_ids"):
+        assert key in problem.message
+
+
+def test_a32_the_first_good_row_fixes_the_format_of_the_file() -> None:
+    report = check(b'{}\n{"prompt":"a","completion":"b"}\n{"text":"t"}\n' + GOOD + b'{"prompt":"","completion":""}\n')
+    assert (report.format, report.rows) == ("completion", 2)
+    found = [(p.line, p.code) for p in report.problems]
+    assert found == [(1, "missing_messages"), (3, "mixed_formats"), (4, "mixed_formats")]
 
 
 def test_a32_line_too_long_costs_no_memory_and_the_next_line_counts() -> None:

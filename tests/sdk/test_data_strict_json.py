@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import time
 
-from finery.data.strict_json import StrictReader
 from finery.data.check import RowCheck
+from finery.data.strict_json import StrictReader
 
 
 def test_h03_a_duplicate_among_many_keys_is_found_in_linear_time() -> None:

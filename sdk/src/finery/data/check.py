@@ -110,17 +110,17 @@ class RowCheck:
     def _gather(self, piece: bytes) -> None:
         if self._is_too_long:
             return
-        if len(self._line) + len(piece) > self._limit:
-            self._is_too_long = True
-            self._line.clear()
-            return
-        self._line += piece
-        if self._number == 1 and self._line[:2] in UTF16:
+        if self._number == 1 and (self._line[:2] + piece[:2])[:2] in UTF16:
             message = "expected UTF-8, found the mark of UTF-16; the lines after it were not checked"
             problem = Problem(code="invalid_utf8", message=message, hint="Save the file as UTF-8.")
             self._tally.add(problem, self._number, self._offset)
             self._is_given_up = True
             self._line.clear()
+        elif len(self._line) + len(piece) > self._limit:
+            self._is_too_long = True
+            self._line.clear()
+        else:
+            self._line += piece
 
     def _end_line(self, line: bytes) -> None:
         if self._is_given_up:
