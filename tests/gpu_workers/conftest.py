@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from finery.types.ids import new_id
 from finery.types.methods import Adapter, LoraAdapter, SftHyperparameters, SftJobCreate
+from finery_gpu_workers import run
+from finery_protos.v1 import worker_pb2 as pb
 from finery_testing.control_plane import FakeControlPlane
 from finery_testing.tiny import make_tiny_model
 
@@ -41,9 +43,52 @@ def as_jsonl(rows: list[Any]) -> bytes:
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
+def trained(control: FakeControlPlane) -> FakeControlPlane:
+    """Prepared and trained to its end."""
+    run.main(control.attempt(pb.ATTEMPT_KIND_PREPARE))
+    run.main(control.attempt(pb.ATTEMPT_KIND_TRAIN))
+    return control
+
+
+def ended(control: FakeControlPlane) -> str:
+    """The reason it ended with."""
+    assert control.finished is not None, control.refused
+    return control.finished.reason
+
+
+def last_folder(control: FakeControlPlane) -> Path:
+    """The last checkpoint, as a customer downloads it."""
+    return control.store / control.checkpoints[-1].prefix
+
+
+def last_manifest(control: FakeControlPlane) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(control.checkpoints[-1].manifest_json)
+    return content
+
+
+def evaluations(control: FakeControlPlane) -> dict[int, float]:
+    """Validation loss by step."""
+    return {step.step: step.evaluation.loss for step in control.steps if step.HasField("evaluation")}
+
+
+def goes_on(first: FakeControlPlane) -> dict[str, Any]:
+    """A job in which the adapter of `first` goes on."""
+    prefix = first.checkpoints[-1].prefix
+    return {"store": first.store, "job": f"{first.job}_next", "base": first.base, "start_prefix": prefix}
+
+
+def stands_on(first: FakeControlPlane, kind: Literal["full", "merge"]) -> dict[str, Any]:
+    """A job whose base is that of `first`, and its last checkpoint on top."""
+    part = pb.BasePart(checkpoint_id=f"ckpt_{first.job}", prefix=first.checkpoints[-1].prefix, kind=kind)
+    return {"store": first.store, "job": f"{first.job}_next", "base": (*first.base, part)}
+
+
 @pytest.fixture
 def make_job(tmp_path: Path, tiny_folder: Path) -> Iterator[MakeJob]:
-    """`make_job(rows, validation=rows, **hyperparameters)`, more than one if wanted; `spec` holds other fields."""
+    """`make_job(rows, validation=rows, **hyperparameters)`, more than one if wanted; `spec` holds other fields.
+
+    `onto=goes_on(first)` or `onto=stands_on(first, "full" | "merge")`: from the last checkpoint of another job.
+    """
     made: list[FakeControlPlane] = []
 
     def make(
@@ -54,6 +99,7 @@ def make_job(tmp_path: Path, tiny_folder: Path) -> Iterator[MakeJob]:
         seed: int = 0,
         adapter: Adapter = ADAPTER,
         spec: dict[str, Any] | None = None,
+        onto: dict[str, Any] | None = None,
         **hyper: Any,
     ) -> FakeControlPlane:
         rows = chat_rows() if rows is None else rows
@@ -67,11 +113,11 @@ def make_job(tmp_path: Path, tiny_folder: Path) -> Iterator[MakeJob]:
             **(spec or {}),
         )
         control = FakeControlPlane(
-            store=tmp_path / f"store-{len(made)}",
             spec=wanted,
             model=model or tiny_folder,
             training=rows if isinstance(rows, bytes) else as_jsonl(rows),
             validation=None if validation is None else as_jsonl(validation),
+            **({"store": tmp_path / f"store-{len(made)}"} | (onto or {})),
         )
         made.append(control)
         return control

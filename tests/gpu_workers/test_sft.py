@@ -17,11 +17,12 @@ from finery_gpu_workers.data import prepared
 from finery_gpu_workers.data.packing import Plan
 from finery_gpu_workers.learner import Learner
 from finery_gpu_workers.methods.sft_run import packed_batch
+from finery_gpu_workers.models.load import load_model
 from finery_gpu_workers.schedules import learning_rate
 from finery_protos.v1 import worker_pb2 as pb
 from finery_testing.control_plane import FakeControlPlane
 
-from .conftest import MakeJob, chat_rows
+from .conftest import MakeJob, chat_rows, ended, trained
 
 # Answers of 1 to 25 tokens, so that means over micro batches and over the update differ.
 UNEVEN = [
@@ -31,22 +32,10 @@ UNEVEN = [
 PREPARE, TRAIN = pb.ATTEMPT_KIND_PREPARE, pb.ATTEMPT_KIND_TRAIN
 
 
-def trained(control: FakeControlPlane) -> FakeControlPlane:
-    """Prepared and trained to its end."""
-    run.main(control.attempt(PREPARE))
-    run.main(control.attempt(TRAIN))
-    return control
-
-
-def reason(control: FakeControlPlane) -> str:
-    assert control.finished is not None, control.refused
-    return control.finished.reason
-
-
-def adapter(control: FakeControlPlane, checkpoint: int = -1) -> dict[str, torch.Tensor]:
-    folder = control.store / control.checkpoints[checkpoint].prefix
-    tensors: dict[str, torch.Tensor] = load_file(folder / "adapter_model.safetensors")
-    return tensors
+def learner_of(control: FakeControlPlane, folder: Path) -> Learner:
+    """A fresh one, as the job's."""
+    model = load_model(folder, device="cpu", dtype=torch.float32)
+    return Learner.create(model, control.spec.adapter, control.spec.hyperparameters, seed=0)
 
 
 def data_of(control: FakeControlPlane) -> prepared.Prepared:
@@ -58,13 +47,15 @@ def test_a_job_reports_every_step_and_learns(make_job: MakeJob) -> None:
     control = trained(make_job(validation=chat_rows(3), epochs=6, checkpoint_every=5, eval_every=4))
     assert control.prepared is not None
     total = control.prepared.total_steps
-    assert reason(control) == "completed"
+    assert ended(control) == "completed"
     assert [step.step for step in control.steps] == list(range(total + 1))
     assert total > 10
     assert [c.step for c in control.checkpoints] == [*range(5, total, 5), total]
     assert [c.final for c in control.checkpoints] == [False] * (len(control.checkpoints) - 1) + [True]
     evaluated = [step.step for step in control.steps if step.HasField("evaluation")]
-    assert evaluated == sorted({0, *range(4, total, 4), total})
+    assert evaluated == sorted({0, *range(4, total, 4), *range(5, total, 5), total})
+    losses_at = {step.step: step.evaluation.loss for step in control.steps}
+    assert [c.validation_loss for c in control.checkpoints] == [losses_at[c.step] for c in control.checkpoints]
     losses = [step.evaluation.loss for step in control.steps if step.HasField("evaluation")]
     assert losses[-1] < 0.7 * losses[0]
 
@@ -104,7 +95,7 @@ def test_the_first_loss_is_the_mean_over_the_tokens_of_the_update(make_job: Make
     data = data_of(control)
     rows = Plan(data.train.lengths, control.spec.hyperparameters, 0).update(1).rows
     assert len(rows) > 2
-    learner = Learner.create(tiny_folder, control.spec.adapter, control.spec.hyperparameters, seed=0, device="cpu")
+    learner = learner_of(control, tiny_folder)
     whole = learner.evaluate(packed_batch(data.train, rows))
     assert control.steps[0].metrics["loss"] == pytest.approx(whole.loss_sum / whole.tokens, rel=1e-5)
     assert whole.tokens == control.steps[0].metrics["trained_tokens"]
@@ -115,7 +106,7 @@ def test_the_loop_is_the_loop_written_down_here(make_job: MakeJob, tiny_folder: 
     control = trained(make_job(UNEVEN, epochs=4, batch_tokens=256, micro_batch_tokens=16, schedule="linear"))
     hyper, data = control.spec.hyperparameters, data_of(control)
     plan = Plan(data.train.lengths, hyper, 0)
-    learner = Learner.create(tiny_folder, control.spec.adapter, hyper, seed=0, device="cpu")
+    learner = learner_of(control, tiny_folder)
     for step in range(1, plan.total_steps + 1):
         batch = packed_batch(data.train, plan.update(step).rows)
         loss = learner.forward_backward(batch, batch.scored)
@@ -140,7 +131,7 @@ def test_a_checkpoint_is_published_behind_its_steps(make_job: MakeJob) -> None:
     """The control plane refuses a checkpoint whose steps are not committed; `make_job` fails on a refusal."""
     control = make_job(epochs=3, checkpoint_every=2)
     control.hook = slow_commits
-    assert reason(trained(control)) == "completed"
+    assert ended(trained(control)) == "completed"
     assert len(control.checkpoints) > 3
 
 
@@ -162,7 +153,7 @@ def test_a_stop_publishes_a_checkpoint_of_the_step_it_is_at(
 
     control.hook = stop
     run.main(control.attempt(TRAIN))
-    assert reason(control) == expected
+    assert ended(control) == expected
     assert [c.step for c in control.checkpoints] == [control.step]
     assert 4 <= control.step <= 4 + control.grant_steps
     assert not control.checkpoints[0].final
@@ -174,7 +165,7 @@ def test_a_stop_before_the_first_step_stores_nothing(make_job: MakeJob) -> None:
     run.main(control.attempt(PREPARE))
     control.intent = pb.INTENT_CANCEL
     run.main(control.attempt(TRAIN))
-    assert reason(control) == "cancelled_by_customer"
+    assert ended(control) == "cancelled_by_customer"
     assert not control.checkpoints
     assert not control.steps
 
@@ -194,7 +185,7 @@ def test_a_step_that_is_not_finite_ends_the_job_and_publishes_nothing(
 
     monkeypatch.setattr(Learner, "optim_step", broken)
     run.main(control.attempt(TRAIN))
-    assert reason(control) == "non_finite_loss"
+    assert ended(control) == "non_finite_loss"
     assert control.finished is not None
     assert control.finished.error is not None
     assert control.finished.error.details == [{"step": 4}]
@@ -204,41 +195,13 @@ def test_a_step_that_is_not_finite_ends_the_job_and_publishes_nothing(
     assert [c.step for c in control.checkpoints] == [2]
 
 
-def test_a_job_from_a_checkpoint_starts_with_its_adapter(make_job: MakeJob, tiny_folder: Path) -> None:
-    first = trained(make_job(epochs=3))
-    second = make_job(epochs=1, validation=chat_rows(3))
-    second.store = first.store
-    second.start_prefix = first.checkpoints[-1].prefix
-    second.__post_init__()
-    trained(second)
-    learner = Learner.create(tiny_folder, second.spec.adapter, second.spec.hyperparameters, seed=0, device="cpu")
-    learner.load_adapter(first.store / first.checkpoints[-1].prefix)
-    rows = data_of(second).validation
-    assert rows is not None
-    expected = learner.evaluate(packed_batch(rows, np.arange(len(rows))))
-    assert second.steps[0].evaluation.loss == pytest.approx(expected.loss_sum / expected.tokens, rel=1e-6)
-
-
-def test_d10_a_start_checkpoint_with_a_changed_file_is_refused(make_job: MakeJob) -> None:
-    first = trained(make_job(epochs=1))
-    file = first.store / first.checkpoints[-1].prefix / "adapter_model.safetensors"
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
-    first.start_prefix = first.checkpoints.pop().prefix
-    first.steps.clear()
-    run.main(first.attempt(TRAIN))
-    assert reason(first) == "platform_fault"
-    assert not first.steps
-
-
 def test_counts_that_are_not_as_planned_are_a_fault(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loop that lost a row would still show a falling loss."""
     control = make_job(epochs=1)
     run.main(control.attempt(PREPARE))
     monkeypatch.setattr("finery_gpu_workers.methods.sft_run.micro_batches", lambda rows, lengths, limit: [rows[:1]])
     run.main(control.attempt(TRAIN))
-    assert reason(control) == "platform_fault"
+    assert ended(control) == "platform_fault"
 
 
 def test_data_of_another_tokenizer_is_refused(make_job: MakeJob) -> None:
@@ -249,7 +212,7 @@ def test_data_of_another_tokenizer_is_refused(make_job: MakeJob) -> None:
     content = json.loads(index.read_text())
     index.write_text(json.dumps(content | {"tokenizer_sha256": "0" * 64}))
     run.main(control.attempt(TRAIN))
-    assert reason(control) == "platform_fault"
+    assert ended(control) == "platform_fault"
     assert not control.steps
 
 
@@ -257,7 +220,7 @@ def test_steps_wait_for_their_grant(make_job: MakeJob) -> None:
     """The control plane refuses steps that it has not granted."""
     control = make_job(epochs=3)
     control.grant_steps, control.hook = 1, slow_commits
-    assert reason(trained(control)) == "completed"
+    assert ended(trained(control)) == "completed"
     assert control.calls.count("CommitSteps") == len(control.steps)
 
 

@@ -58,6 +58,7 @@ def stage(work: Work, learner: Learner, start: Start, taken: Snapshot, facts: Fa
     learner.save(folder, base_model=work.assignment.model_name, source=start.source)
     if facts.final and work.spec.export_merged and learner.kind == "adapter":
         learner.save_merged(folder / MERGED, start.source)
+        staged.manifest["merged_parameters"] = parameters_in(folder / MERGED)
     staged.manifest.update(
         step=taken.cursor.step,
         total_steps=facts.total_steps,

@@ -59,7 +59,7 @@ def manifest_of(
         "base": _base(work, start),
         "spec": work.spec.model_dump(mode="json"),
         "seed": work.spec.seed,
-        "data": index["sets"] if "report" not in index else index["report"],
+        "data": index["report"],
         "data_digests": {name: entry["digest"] for name, entry in index["sets"].items()},
         "template_sha256": template_digest(start.tokenizer),
         "tokenizer_sha256": tokenizer_sha256(start.tokenizer),

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import Tokenizer
 
 from finery.types.methods import FullWeights
 from finery_gpu_workers import storage
+from finery_gpu_workers.data.tokens import add_tokens
 from finery_gpu_workers.errors import WorkerError
 from finery_gpu_workers.models.catalog import weights_sha256
 from finery_gpu_workers.models.config import read_json
@@ -242,7 +243,7 @@ def _size(folder: Path) -> int:
 def _add_tokens(folder: Path, tokens: list[str]) -> None:
     """Appends special tokens to tokenizer.json, and to the list beside it where there is one."""
     tokenizer = _tokenizer(folder)
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in tokens])
+    add_tokens(tokenizer, tokens)
     tokenizer.save(str(folder / TOKENIZER))
     listed = folder / "added_tokens.json"
     if listed.exists():

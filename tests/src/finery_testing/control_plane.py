@@ -52,6 +52,7 @@ class FakeControlPlane(WorkersServicer):
     model: Path
     training: bytes
     validation: bytes | None = None
+    job: str = JOB
     base: tuple[pb.BasePart, ...] = ()
     start_prefix: str = ""
     training_encoding: str = "jsonl"
@@ -123,7 +124,7 @@ class FakeControlPlane(WorkersServicer):
 
     @property
     def _output_prefix(self) -> str:
-        return f"{TENANT}/jobs/{JOB}/{self._attempt_id}/"
+        return f"{TENANT}/jobs/{self.job}/{self._attempt_id}/"
 
     # ---- the calls
 
@@ -174,7 +175,7 @@ class FakeControlPlane(WorkersServicer):
     def _begin(self, request: pb.BeginRequest) -> pb.Assignment:
         assignment = pb.Assignment(
             kind=self.kind,
-            job_id=JOB,
+            job_id=self.job,
             tenant_id=TENANT,
             spec_json=self.spec.model_dump_json(),
             model_source_json=json.dumps({"type": "path", "path": str(self.model)}),

@@ -176,6 +176,7 @@ def render(request: Request) -> dict[str, Any]:
     index = {
         "version": 2,
         "sets": sets,
+        "report": report.model_dump(mode="json"),
         "train_on": request.train_on,
         "max_length": request.max_length,
         "truncation": request.truncation,
