@@ -266,6 +266,51 @@ async def test_stream_survives_a_database_that_is_away(own_api: Api, monkeypatch
     assert failures > 1
 
 
+@pytest.mark.parametrize("busy", [True, False])
+async def test_a_stream_ends_soon_after_its_key_was_revoked(api: Api, busy: bool) -> None:
+    """Within three heartbeats, with events or without: 30 s by default."""
+    door = await api.tenant()
+    job = await running_job(api, door)
+    async with served(api) as (url, _), listening(url, door, job) as stream:
+        await append(api, door, job)
+        assert (await next_event(stream))["id"] == "1"
+        operator = await api.operator()
+        keys = (await operator.get(f"/v1/tenants/{door.tenant.id}/keys")).json()["data"]
+        assert (await operator.delete(f"/v1/tenants/{door.tenant.id}/keys/{keys[0]['id']}")).status_code == 200
+        events = asyncio.create_task(_append_on(api, door, job)) if busy else None
+        async with asyncio.timeout(10):
+            rest = [block async for block in stream if "event" in block]
+        if events is not None:
+            events.cancel()
+    assert "done" not in [block["event"] for block in rest], "it is not over: it is no longer his"
+    assert (await door.get(f"/v1/jobs/{job}/events", headers=SSE)).status_code == 401
+
+
+async def _append_on(api: Api, door: Door, job: str) -> None:
+    while True:
+        await append(api, door, job)
+        await asyncio.sleep(0.02)
+
+
+async def test_a_stream_outlives_a_database_that_cannot_tell_of_its_key(
+    own_api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    door = await own_api.tenant()
+    job = await running_job(own_api, door)
+    asked = 0
+
+    async def away(*_: object) -> bool:
+        nonlocal asked
+        asked += 1
+        raise OSError("connection refused")
+
+    async with served(own_api) as (url, _), listening(url, door, job) as stream:
+        monkeypatch.setattr("finery_service.keys.store.is_live", away)
+        await _eventually(lambda: asked > 0, "the key was looked up")
+        await append(own_api, door, job)
+        assert (await next_event(stream))["id"] == "1"
+
+
 async def test_stopping_ends_the_streams_without_done(own_api: Api) -> None:
     door = await own_api.tenant()
     job = await running_job(own_api, door)

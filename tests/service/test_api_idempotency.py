@@ -9,6 +9,7 @@ from sqlalchemy import text
 from sqlmodel import select
 
 from finery.data.strict_json import canonical_sha256
+from finery_service import housekeeping
 from finery_service.auth import idempotency, store
 from finery_service.db.engine import transaction
 from finery_service.db.tables import EventRow, IdempotencyRow, JobRow
@@ -150,3 +151,16 @@ async def test_operators_requests_are_idempotent_and_no_secret_is_stored(api: Ap
     async with transaction(api.system_engine) as session:
         stored = await session.execute(text("select string_agg(response::text, '') from idempotency_keys"))
     assert key["secret"] not in stored.scalar_one()
+
+
+async def test_keys_are_remembered_for_seven_days_and_then_forgotten(own_api: Api) -> None:
+    door = await own_api.tenant()
+    file = await door.file_id()
+    first = (await door.job(training_file=file, headers=keyed("k"))).json()["id"]
+    own_api.clock.advance(7 * 24 * 3600 - 1)
+    await housekeeping.sweep(own_api.app.state.services)
+    assert (await door.job(training_file=file, headers=keyed("k"))).json()["id"] == first
+    own_api.clock.advance(2)
+    await housekeeping.sweep(own_api.app.state.services)
+    assert (await door.job(training_file=file, headers=keyed("k"))).json()["id"] != first
+    assert await count(own_api, door) == (2, 2)

@@ -14,7 +14,7 @@ from finery_service.db.engine import transaction
 from finery_service.db.tables import JobRow
 from finery_service.jobs import store
 from finery_testing import factories
-from finery_testing.api import CHAT_ROW, Api, checkpoint
+from finery_testing.api import CHAT_ROW, Api
 
 
 async def set_state(api: Api, job_id: str, **values: Any) -> None:
@@ -81,7 +81,8 @@ LR = "hyperparameters.learning_rate"
         ('"hyperparameters": {"epochs": 1, "epochs": 2}', "hyperparameters.epochs", "duplicate_key"),
         ('"hyperparameters": []', "hyperparameters", "invalid_value"),
         ('"adapter": {"targets": ["q_proj", "nope"]}', "adapter.targets[1]", "invalid_value"),
-        ('"adapter": {"type": "full"}', "adapter.type", "invalid_value"),
+        ('"adapter": {"type": "qlora"}', "adapter", "invalid_value"),
+        ('"adapter": {"type": "full", "rank": 4}', "adapter.rank", "unknown_field"),
         ('"metadata": {"a": 1}', "metadata.a", "invalid_value"),
         ('"metadata": {"a": "x\\u0000"}', "metadata.a", "nul_character"),
         ('"metadata": {"a": "x\\ud83d"}', "metadata.a", "invalid_unicode"),
@@ -185,21 +186,6 @@ async def test_a32_job_on_an_invalid_file_is_refused_with_its_problems(api: Api)
 async def test_model_by_id_is_the_model_by_name(api: Api) -> None:
     door = await api.tenant()
     assert (await door.job(model=factories.MODEL_ID)).json()["model"] == factories.MODEL_NAME
-
-
-async def test_job_from_a_checkpoint_goes_on_with_its_model_and_adapter(api: Api) -> None:
-    door, stranger = await api.tenant(), await api.tenant()
-    parent = (await door.job(adapter={"rank": 4, "alpha": 8})).json()
-    async with transaction(api.system_engine) as session:
-        row = (await session.exec(select(JobRow).where(JobRow.id == parent["id"]))).one()
-    start = (await checkpoint(api.system_engine, row, now=api.clock())).id
-    child = (await door.job(from_checkpoint=start)).json()
-    assert (child["model"], child["from_checkpoint"]) == (factories.MODEL_NAME, start)
-    assert child["adapter"] == parent["adapter"]
-    other = await door.job(from_checkpoint=start, adapter={"rank": 8})
-    assert (other.status_code, other.json()["error"]["param"]) == (400, "adapter")
-    foreign = await stranger.job(from_checkpoint=start)
-    assert (foreign.status_code, foreign.json()["error"]["code"]) == (400, "checkpoint_not_found")
 
 
 async def test_e10_cancel_sets_the_intent_once(api: Api) -> None:

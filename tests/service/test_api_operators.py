@@ -99,29 +99,6 @@ async def test_metrics_count_by_route_and_never_by_id(api: Api) -> None:
     assert door.tenant.id not in text
 
 
-async def test_openapi_tells_every_error_with_an_example(api: Api) -> None:
-    page = (await api.client.get("/openapi.json")).json()
-    refs = set(re.findall(r'"\$ref": ?"#/components/schemas/([^"]+)"', (await api.client.get("/openapi.json")).text))
-    assert refs <= set(page["components"]["schemas"]), "every reference leads somewhere"
-    for path, operations in page["paths"].items():
-        for method, operation in operations.items():
-            where = f"{method} {path}"
-            for status, response in operation["responses"].items():
-                if int(status) >= 400:
-                    example = response["content"]["application/json"]["example"]["error"]
-                    assert {"message", "type", "code"} <= set(example), where
-                assert "x-request-id" in response["headers"], where
-            if path.startswith("/v1"):
-                assert operation["security"] == [{"key": []}], where
-                assert {"401", "403", "500", "503"} <= set(operation["responses"]), where
-            if method == "post" and not path.endswith("cancel"):
-                assert "requestBody" in operation, where
-                assert "Idempotency-Key" in [p["name"] for p in operation["parameters"]], where
-    for name in ("Job", "File", "Model", "Checkpoint", "Event", "UsageRow", "Tenant", "Key"):
-        assert page["components"]["schemas"][name]["example"]["object"]
-    assert "422" not in page["paths"]["/v1/jobs"]["get"]["responses"], "we answer 400"
-
-
 async def test_every_route_of_tenants_and_operators_asks_for_a_key(api: Api) -> None:
     page = (await api.client.get("/openapi.json")).json()
     door: Door = await api.tenant()

@@ -9,7 +9,7 @@ from finery_testing.api import Api
     ("path", "wrong", "known"),
     [
         ("/v1/usage?jobs=job_1&group_by=sku", "jobs", "one of the query parameters end, group_by, job, start"),
-        ("/v1/jobs?limit=1&afer=job_1", "afer", "one of the query parameters after, limit"),
+        ("/v1/checkpoints?limit=1&afer=ckpt_1", "afer", "one of the query parameters after, job, limit"),
         ("/v1/jobs/job_1?verbose=1", "verbose", "no query parameters"),
         ("/v1/jobs/job_1/events?Limit=1", "Limit", "one of the query parameters after, limit"),
     ],

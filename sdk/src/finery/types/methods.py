@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
 
 from finery.types.base import Request
 from finery.types.ids import CheckpointId, FileId, ProjectId
@@ -36,7 +36,19 @@ class FullWeights(Request):
     type: Literal["full"]
 
 
-Adapter = Annotated[LoraAdapter | FullWeights, Field(discriminator="type")]
+def _adapter_type(value: object) -> object:
+    return value.get("type", "lora") if isinstance(value, dict) else getattr(value, "type", None)
+
+
+Adapter = Annotated[
+    Annotated[LoraAdapter, Tag("lora")] | Annotated[FullWeights, Tag("full")],
+    Discriminator(
+        _adapter_type,
+        custom_error_type="adapter_type",
+        custom_error_message="expected one of 'lora', 'full' as type",
+    ),
+]
+"""Without a `type` it is `lora`."""
 
 
 class SftHyperparameters(Request):
