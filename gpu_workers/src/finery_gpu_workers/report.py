@@ -117,7 +117,7 @@ class ControlPlane:
         if len(rows_json) > _PREVIEW_BYTES:
             tokens, limit = sum(len(row.tokens) for row in rows), _PREVIEW_BYTES // 2**20
             message = (
-                f"Expected rows that fit into {limit} MiB, found {tokens} tokens in {len(rows)} rows; ask for less."
+                f"Expected rows that fit into {limit} MiB, found {tokens} tokens in {len(rows)} rows; ask for fewer."
             )
             raise WorkerError("preview_too_large", message, param="rows")
         self._ending = True
