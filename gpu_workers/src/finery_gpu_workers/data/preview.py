@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 
 from finery.data.rows import TokensRow
 from finery.types.previews import PreviewRow, PreviewToken
@@ -56,5 +55,11 @@ def _texts(sample: Sample, row: TokenRow, tokenizer: RowTokenizer) -> list[str]:
 
 def _pieces(text: str, offsets: Sequence[tuple[int, int]]) -> list[str]:
     """Each token's part; where tokens share a character (its bytes), the first has it. Together they are the text."""
-    starts = [0, *(start for start, _ in offsets[1:]), len(text)]
-    return [text[start:end] for start, end in pairwise(starts)]
+    starts = [0, *(start for start, _ in offsets[1:])][: len(offsets)]
+    pieces = []
+    end = len(text)
+    for n in range(len(starts) - 1, -1, -1):
+        is_first = n == 0 or starts[n - 1] < starts[n]
+        pieces.append(text[starts[n] : end] if is_first else "")
+        end = starts[n] if is_first else end
+    return pieces[::-1]
