@@ -16,7 +16,7 @@ from fastapi import Depends, FastAPI
 from obstore.store import ObjectStore, from_url
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from finery.types.methods import JobCreate
+from finery.types.methods import JobCreate, JobUpdate
 from finery.types.models import ModelCreate
 from finery.types.previews import PreviewCreate
 from finery.types.tenants import KeyCreate, TenantCreate
@@ -27,12 +27,13 @@ from finery_service.db.notify import EventFeeds
 from finery_service.files.intake import sweep
 from finery_service.files.routes import router as files
 from finery_service.files.service import UPLOADS
+from finery_service.housekeeping import keep_house
 from finery_service.http.answers import install_handlers
 from finery_service.http.context import Services
 from finery_service.http.edge import Edge
 from finery_service.http.health import router as health
 from finery_service.http.metrics import Metrics
-from finery_service.http.openapi import install_openapi
+from finery_service.http.openapi_page import install_openapi
 from finery_service.http.query import known_parameters
 from finery_service.jobs import stream
 from finery_service.jobs.routes import router as jobs
@@ -67,7 +68,9 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        sweeping = asyncio.create_task(keep_house(app.state.services))
         yield
+        sweeping.cancel()
         await feeds.close()
 
     app = FastAPI(
@@ -86,7 +89,7 @@ def create_app(
     for router in routers:
         app.include_router(router, dependencies=[Depends(known_parameters)])
     app.include_router(health)
-    install_openapi(app, [JobCreate, PreviewCreate, ModelCreate, TenantCreate, KeyCreate])
+    install_openapi(app, [JobCreate, JobUpdate, PreviewCreate, ModelCreate, TenantCreate, KeyCreate])
     return app
 
 

@@ -8,11 +8,14 @@ from typing import Any
 
 from finery.types.base import Resource
 from finery.types.checkpoints import Checkpoint, CheckpointFile
+from finery.types.data import DataReport, LengthBin, SetReport, Warning  # noqa: A004 - the word of the field
 from finery.types.errors import Problem
 from finery.types.files import File
 from finery.types.jobs import Event, Job, Progress
 from finery.types.methods import LoraAdapter, Resources, SftHyperparameters
 from finery.types.models import Model
+from finery.types.pages import Deleted
+from finery.types.previews import Preview, PreviewRow, PreviewToken
 from finery.types.tenants import Key, Tenant
 from finery.types.usage import UsageRow
 
@@ -31,7 +34,41 @@ _PROBLEM = Problem(
     hint="Rename the role.",
 )
 
+_SET = SetReport(
+    format="chat",
+    rows=61,
+    tokens=48_213,
+    trained_tokens=12_480,
+    dropped_rows=2,
+    dropped={"no_trainable_tokens": 2},
+    dropped_lines=(17, 40),
+    truncated_rows=1,
+    truncated_lines=(9,),
+    longest=2210,
+    shortest=38,
+    lengths=(LengthBin(up_to=64, rows=5), LengthBin(up_to=4096, rows=58)),
+    digest=_SHA256,
+)
+_WARNING = Warning(
+    code="reasoning_not_trained",
+    message="expected reasoning to be trained, found that the model's template leaves it out of earlier turns",
+    param="hyperparameters.train_on",
+)
+_DATA = DataReport(
+    sets={"train": _SET}, warnings=(_WARNING,), template_sha256=_SHA256, tokenizer_sha256=_SHA256, vocab_size=49_152
+)
+_PREVIEW_ROW = PreviewRow(
+    line=1,
+    tokens=(PreviewToken(id=808, text="ok", trained=True), PreviewToken(id=2, text="<|im_end|>", trained=True)),
+    trained_tokens=2,
+)
+
 _RESOURCES: tuple[Resource, ...] = (
+    _DATA,
+    _SET,
+    _WARNING,
+    Deleted(object="checkpoint", id=f"ckpt_{TAIL}"),
+    Preview(id=f"prev_{TAIL}", file=_FILE, model=_MODEL, status="ready", rows=(_PREVIEW_ROW,), created_at=_AT),
     Tenant(id=_TENANT, name="acme", default_project=_PROJECT, created_at=_AT),
     Key(
         id=f"key_{TAIL}",
@@ -76,6 +113,8 @@ _RESOURCES: tuple[Resource, ...] = (
         priority="normal",
         state="running",
         progress=Progress(step=12, total_steps=200, trained_tokens=48_213),
+        data=_DATA,
+        best_checkpoint=f"ckpt_{TAIL}",
         usage={"train.sft": 48_213},
         cost=Decimal("0.0192852"),
         attempts=1,
@@ -89,6 +128,9 @@ _RESOURCES: tuple[Resource, ...] = (
         project=_PROJECT,
         step=50,
         final=False,
+        kind="adapter",
+        validation_loss=1.874,
+        best=True,
         model=_MODEL,
         files=(CheckpointFile(path="adapter_model.safetensors", bytes=9_787_472, sha256=_SHA256),),
         bytes=9_787_472,

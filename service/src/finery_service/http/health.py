@@ -39,9 +39,12 @@ async def readyz(services: Here) -> Response:
     return answer(Health())
 
 
-@router.get("/metrics", response_class=Response)
+_TEXT = {"content": {"text/plain": {"schema": {"type": "string"}}}}
+
+
+@router.get("/metrics", response_class=Response, responses={200: _TEXT})
 async def metrics(services: Here) -> Response:
-    """Prometheus text format."""
+    """Requests, uploads, streams, open jobs: Prometheus' text format."""
     return Response(services.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 

@@ -1,18 +1,15 @@
-"""The OpenAPI page: every error with its body, an example of each, request bodies that we parse ourselves."""
+"""What routes say of themselves for the OpenAPI page: their errors, and the bodies that we parse ourselves."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from fastapi import FastAPI
-from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
 
 from finery.types.errors import ErrorBody, ErrorDetail
 from finery_service.errors import ServiceError
-from finery_service.http.examples import TAIL, examples
+from finery_service.http.examples import TAIL
 
 _CODES: dict[str, tuple[int, str, str | None]] = {
     "invalid_value": (
@@ -123,46 +120,3 @@ IDEMPOTENCY_KEY = {
     "with the header Idempotent-Replayed. 1 to 255 visible ASCII characters. Remembered for 7 days.",
     "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$"},
 }
-
-
-def install_openapi(app: FastAPI, bodies: list[type[BaseModel]]) -> None:
-    """Make `app.openapi()` tell the truth; `bodies` are the request classes that `json_body` refers to."""
-
-    def build() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            app.openapi_schema = _build(app, bodies)
-        return app.openapi_schema
-
-    app.openapi = build  # type: ignore[method-assign]
-
-
-def _build(app: FastAPI, bodies: list[type[BaseModel]]) -> dict[str, Any]:
-    page = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-    schemas = page["components"]["schemas"]
-    for unused in ("HTTPValidationError", "ValidationError"):
-        schemas.pop(unused, None)
-    _, definitions = models_json_schema(
-        [(body, "validation") for body in bodies], ref_template="#/components/schemas/{model}"
-    )
-    schemas.update(definitions.get("$defs", {}))
-    for name, example in examples().items():
-        schemas[name]["example"] = example
-    bearer = {"type": "http", "scheme": "bearer", "description": "fny_… of a tenant, fop_… of an operator."}
-    page["components"]["securitySchemes"] = {"key": bearer}
-    for path, operations in page["paths"].items():
-        for operation in operations.values():
-            _repair(operation, guarded=path.startswith("/v1/"))
-    return page
-
-
-def _repair(operation: dict[str, Any], *, guarded: bool) -> None:
-    operation["responses"] = {
-        status: response
-        for status, response in operation["responses"].items()
-        # FastAPI's own 422: we answer 400 with our body.
-        if "HTTPValidationError" not in str(response)
-    }
-    if guarded:
-        operation["security"] = [{"key": []}]
-    for response in operation["responses"].values():
-        response.setdefault("headers", {})["x-request-id"] = {"schema": {"type": "string"}}

@@ -18,7 +18,7 @@ from finery_service.errors import ServiceError
 R = TypeVar("R", bound=SQLModel)
 T = TypeVar("T", bound=Resource)
 
-After = Annotated[str | None, Query(description="Id of the last object of the page before.", examples=[None])]
+After = Annotated[str | None, Query(description="Id of the last object of the page before.")]
 Limit = Annotated[int, Query(ge=1, le=100, description="Objects per page.")]
 
 _ID = re.compile(r"[a-z]{2,5}_[0-9a-zA-Z_-]{1,64}")

@@ -37,5 +37,6 @@ async def create(file_id: str, request: Request, services: Here, member: TenantM
 
 @router.get("/{preview_id}", response_model=Preview, responses=guarded(404, noun="preview"))
 async def retrieve(file_id: str, preview_id: str, services: Here, member: TenantMember) -> Response:
+    """The preview: its rows once it is `ready`, its error if it has `failed`."""
     async with transaction(services.app_engine, member.tenant_id) as session:
         return answer(await service.get(session, member.tenant_id, file_id, preview_id))
