@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from finery_testing.stack import Stack
 from finery_testing.tiny import make_tiny_model
 
 TINY = "tiny"
+HELD_OUT = range(1000, 1016)
 
 
 @pytest.fixture(scope="session")
@@ -24,9 +25,7 @@ def stack() -> Iterator[Stack]:
     stack = Stack(folder / "home")
     try:
         stack.start()
-        model = make_tiny_model(folder / "tiny")
-        with stack.operator() as operator:
-            operator.models.create(name=TINY, source={"type": "path", "path": str(model)}, max_length=2048)
+        add_model(stack, TINY)
         yield stack
         assert stack.stop() == 0, "a clean stop exits with 0"
     finally:
@@ -41,15 +40,25 @@ def client(stack: Stack) -> Iterator[Finery]:
         yield client
 
 
-def chat_rows(path: Path, count: int, *, offset: int = 0) -> Path:
+def add_model(stack: Stack, name: str, template: str | None = None) -> Path:
+    """A tiny model of this name in the catalogue, with a chat template of its own; its folder."""
+    folder = make_tiny_model(stack.home.parent / name)
+    if template is not None:
+        (folder / "chat_template.jinja").write_text(template)
+    with stack.operator() as operator:
+        operator.models.create(name=name, source={"type": "path", "path": str(folder)}, max_length=2048)
+    return folder
+
+
+def conversation(n: int) -> tuple[str, str]:
+    """A question and its answer."""
+    return f"What is {n} plus {n}?", str(2 * n)
+
+
+def chat_rows(path: Path, numbers: Iterable[int]) -> Path:
     rows = (
-        {
-            "messages": [
-                {"role": "user", "content": f"What is {i} plus {i}?"},
-                {"role": "assistant", "content": str(2 * i)},
-            ]
-        }
-        for i in range(offset, offset + count)
+        {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+        for question, answer in map(conversation, numbers)
     )
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
@@ -57,9 +66,9 @@ def chat_rows(path: Path, count: int, *, offset: int = 0) -> Path:
 
 @pytest.fixture(scope="session")
 def training_file(client: Finery, tmp_path_factory: pytest.TempPathFactory) -> File:
-    return client.files.upload(chat_rows(tmp_path_factory.mktemp("rows") / "train.jsonl", 64))
+    return client.files.upload(chat_rows(tmp_path_factory.mktemp("rows") / "train.jsonl", range(64)))
 
 
 @pytest.fixture(scope="session")
 def validation_file(client: Finery, tmp_path_factory: pytest.TempPathFactory) -> File:
-    return client.files.upload(chat_rows(tmp_path_factory.mktemp("rows") / "held-out.jsonl", 16, offset=1000))
+    return client.files.upload(chat_rows(tmp_path_factory.mktemp("rows") / "held-out.jsonl", HELD_OUT))

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 
 from finery import Finery
+from finery.types.errors import ErrorDetail
 from finery.types.jobs import Event, Job
 
 LONG = {
@@ -23,6 +24,37 @@ LONG = {
 def create(client: Finery, training_file: str, **overrides: object) -> Job:
     hyperparameters = {**LONG, **overrides}
     return client.jobs.create(method="sft", model="tiny", training_file=training_file, hyperparameters=hyperparameters)
+
+
+def short(client: Finery, training_file: str, **fields: object) -> Job:
+    """A job of a few steps: `fields` are those of a job, over these."""
+    hyperparameters = {"max_steps": 8, "batch_tokens": 256, "max_length": 256, "learning_rate": 1e-2}
+    given = fields.pop("hyperparameters", {})
+    assert isinstance(given, dict)
+    start = {} if "from_checkpoint" in fields else {"model": "tiny"}
+    return client.jobs.create(
+        method="sft", training_file=training_file, hyperparameters={**hyperparameters, **given}, **{**start, **fields}
+    )
+
+
+def succeeded(client: Finery, job: Job) -> Job:
+    job = client.jobs.wait(job.id, timeout=120, raise_on_failure=False)
+    assert job.state == "succeeded", (job.state, job.reason, job.error)
+    return job
+
+
+def failed(client: Finery, job: Job) -> ErrorDetail:
+    """Its error; it never took an accelerator, and costs nothing."""
+    job = client.jobs.wait(job.id, timeout=120, raise_on_failure=False)
+    assert (job.state, job.usage, job.cost, job.attempts) == ("failed", {}, 0, 0)
+    assert job.error is not None
+    assert not list(client.checkpoints.list(job=job.id))
+    return job.error
+
+
+def held_out_losses(client: Finery, job: Job) -> dict[int, float]:
+    """By step."""
+    return {event.data["step"]: event.data["loss"] for event in client.jobs.stream(job.id) if event.type == "eval"}
 
 
 def stream_until_step(client: Finery, job: str, step: int) -> list[Event]:
