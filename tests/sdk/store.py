@@ -29,11 +29,23 @@ def first_byte(seen: Seen) -> int:
     return int(found[1])
 
 
+def wanted(seen: Seen, size: int) -> tuple[int, int]:
+    """First byte and the one behind the last that a request asks for."""
+    found = re.fullmatch(r"bytes=(\d+)-(\d*)", seen.headers.get("range", "bytes=0-"))
+    assert found, seen.headers
+    return int(found[1]), int(found[2]) + 1 if found[2] else size
+
+
 def send_rest(handler: Handler, content: bytes, start: int) -> None:
     if start == 0:
         return handler.whole(200, content)
     where = f"bytes {start}-{len(content) - 1}/{len(content)}"
     return handler.whole(206, content[start:], **{"Content-Range": where})
+
+
+def send_range(handler: Handler, content: bytes, start: int, end: int) -> None:
+    where = f"bytes {start}-{end - 1}/{len(content)}"
+    return handler.whole(206, content[start:end], **{"Content-Range": where})
 
 
 def store(files: dict[str, bytes] = FILES, send: Send = send_rest) -> Callable[[Handler, Seen], None]:

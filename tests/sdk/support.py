@@ -147,7 +147,7 @@ class Handler(BaseHTTPRequestHandler):
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
 
-    do_GET = do_POST = do_DELETE = answer  # noqa: N815
+    do_GET = do_POST = do_PATCH = do_DELETE = answer  # noqa: N815
 
     def json(self, status: int, document: dict[str, Any], **headers: str) -> None:
         self.whole(status, json.dumps(document).encode(), **{"Content-Type": "application/json", **headers})

@@ -41,6 +41,34 @@ def test_a_view_adds_up_what_the_events_say() -> None:
     assert view.take(event(6, "attempt", phase="started", number=1)) is None
 
 
+def test_the_evaluation_before_training_shows_as_progress() -> None:
+    view = JobView()
+    sets = {"train": {}, "validation": {}}
+    said = view.take(
+        event(1, "prepared", rows=64, trained_tokens=900, total_steps=9, dropped_rows=2, statistics={"sets": sets})
+    )
+    assert said == "prepared 64 rows, 900 tokens to learn from, 2 left out"
+    assert view.take(event(2, "state", to="running")) == "running: evaluating before training"
+    assert view.line() == "evaluating before training"
+    assert view.take(event(3, "eval", step=0, loss=3.94)) == "held-out loss 3.9400 before training"
+    assert view.line() == ""
+    view.take(metric(4))
+    assert view.line().startswith("loss 2.000")
+
+
+def test_a_checkpoint_that_is_the_best_so_far_says_so() -> None:
+    view = JobView()
+    said = [
+        view.take(event(n, "checkpoint", checkpoint=f"ckpt_{n}", step=n, validation_loss=loss))
+        for n, loss in ((1, 3.5), (2, 3.5), (3, 3.25))
+    ]
+    assert said == [
+        "checkpoint ckpt_1 at step 1, held-out loss 3.5000 (best so far)",
+        "checkpoint ckpt_2 at step 2, held-out loss 3.5000",
+        "checkpoint ckpt_3 at step 3, held-out loss 3.2500 (best so far)",
+    ]
+
+
 def test_a_loss_that_is_not_finite_and_unknown_events_do_no_harm() -> None:
     view = JobView()
     view.take(metric(1, loss=None, cost=None, tokens_per_second=None))

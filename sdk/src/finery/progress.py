@@ -2,14 +2,17 @@
 
 with JobProgress() as progress:
     client.jobs.wait(job.id, on_event=progress)
+
+`job.stream()` and `job.wait(progress=True)` do that by themselves.
 """
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from decimal import Decimal
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.markup import escape
@@ -41,7 +44,10 @@ class JobView:
     tokens_per_second: float | None = None
     seconds_per_step: float | None = None
     """Of whole steps, averaged; the newest count most."""
+    has_validation: bool = False
     held_out_loss: float | None = None
+    best: float | None = None
+    """Lowest held-out loss of a checkpoint so far."""
     cost: Decimal = Decimal(0)
     """US dollars so far."""
 
@@ -51,23 +57,40 @@ class JobView:
         match event.type:
             case "state":
                 self.state, self.message = str(data.get("to")), data.get("message")
-                return f"{self.state}: {self.message}" if self.message else self.state
+                said = self.message or (self.line() if not self.step else "")
+                return f"{self.state}: {said}" if said else self.state
             case "prepared":
-                self.total_steps = data.get("total_steps")
-                return f"prepared {data.get('rows')} rows, {data.get('trained_tokens')} tokens to learn from"
+                return self._prepare(data)
             case "metric":
                 self._measure(event)
                 return None
             case "eval":
                 self.held_out_loss = data.get("loss")
-                return f"held-out loss {_number(self.held_out_loss, '.4f')} after step {data.get('step')}"
+                when = "before training" if data.get("step") == 0 else f"after step {data.get('step')}"
+                return f"held-out loss {_number(self.held_out_loss, '.4f')} {when}"
             case "checkpoint":
-                return f"checkpoint {data.get('checkpoint')} at step {data.get('step')}"
+                return self._keep(data)
             case "attempt" if data.get("phase") == "started" and data.get("resumed_from_step"):
                 return f"attempt {data.get('number')} goes on from step {data.get('resumed_from_step')}"
             case "warning":
                 return f"warning: {data.get('message', data)}"
         return None
+
+    def _prepare(self, data: dict[str, Any]) -> str:
+        self.total_steps = data.get("total_steps")
+        self.has_validation = "validation" in ((data.get("statistics") or {}).get("sets") or {})
+        lost = {"left out": data.get("dropped_rows"), "truncated": data.get("truncated_rows")}
+        more = "".join(f", {count} {what}" for what, count in lost.items() if count)
+        return f"prepared {data.get('rows')} rows, {data.get('trained_tokens')} tokens to learn from{more}"
+
+    def _keep(self, data: dict[str, Any]) -> str:
+        said = f"checkpoint {data.get('checkpoint')} at step {data.get('step')}"
+        loss = data.get("validation_loss")
+        if loss is None:
+            return said
+        better = self.best is None or loss < self.best
+        self.best = loss if better else self.best
+        return f"{said}, held-out loss {_number(loss, '.4f')}" + (" (best so far)" if better else "")
 
     def _measure(self, event: Event) -> None:
         data = event.data
@@ -86,7 +109,10 @@ class JobView:
         return max(0, self.total_steps - self.step) * self.seconds_per_step
 
     def line(self) -> str:
-        """Loss, speed, time left, cost."""
+        """Loss, speed, time left, cost; before the first step, what it is doing."""
+        if not self.step:
+            first = self.state == "running" and self.has_validation and self.held_out_loss is None
+            return "evaluating before training" if first else ""
         parts = [
             f"loss {_number(self.loss, '.3f')}",
             f"{_number(self.tokens_per_second, ',.0f')} tok/s",
@@ -115,6 +141,7 @@ class JobProgress:
                 console=self._console,
                 refresh_per_second=8,
                 expand=True,
+                redirect_stdout=_shares_the_screen(),
             )
             self._task = self._bar.add_task(self._title(), total=None, steps="", line="")
 
@@ -139,12 +166,14 @@ class JobProgress:
                 completed=self.view.step,
                 total=self.view.total_steps,
                 steps=self._steps(),
-                line=self.view.line() if self.view.step else "",
+                line=self.view.line(),
             )
         elif event.type == "metric":
             self._tell()
         if news is not None:
-            self._console.print(f"[dim]{event.created_at.astimezone():%H:%M:%S}[/dim]  {escape(news)}", highlight=False)
+            style = "bold yellow" if event.type == "warning" else "default"
+            time = f"[dim]{event.created_at.astimezone():%H:%M:%S}[/dim]"
+            self._console.print(f"{time}  [{style}]{escape(news)}[/{style}]", highlight=False)
 
     def _steps(self) -> str:
         total = self.view.total_steps
@@ -172,6 +201,7 @@ class TransferProgress:
             TimeRemainingColumn(),
             console=console or Console(stderr=True),
             disable=not (console or Console(stderr=True)).is_terminal,
+            redirect_stdout=_shares_the_screen(),
         )
         self._task = self._bar.add_task(escape(label), total=None)
 
@@ -186,6 +216,11 @@ class TransferProgress:
 
     def __call__(self, done: int, total: int) -> None:
         self._bar.update(self._task, completed=done, total=total)
+
+
+def _shares_the_screen() -> bool:
+    """What is printed meanwhile goes above the bar; but only to a terminal, never what was meant for a file or pipe."""
+    return sys.stdout is not None and sys.stdout.isatty()
 
 
 def _average(old: float | None, new: float | None) -> float | None:
