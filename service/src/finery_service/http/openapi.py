@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel
 
@@ -70,7 +70,8 @@ _CODES: dict[str, tuple[int, str, str | None]] = {
 }
 _USUAL = {status: code for code, (status, _, _) in reversed(_CODES.items())}
 """Status -> the first code of it above."""
-COMMON = (401, 403, 500, 503)
+COMMON = (401, 500, 503)
+Whose = Literal["tenants", "operators", "anyone's"]
 
 
 def errors(*statuses: int, noun: str = "job", codes: Sequence[str] = ()) -> dict[int | str, dict[str, Any]]:
@@ -89,15 +90,15 @@ def errors(*statuses: int, noun: str = "job", codes: Sequence[str] = ()) -> dict
 
 
 def guarded(
-    *statuses: int, noun: str = "job", codes: Sequence[str] = (), operators: bool = False
+    *statuses: int, noun: str = "job", codes: Sequence[str] = (), key: Whose = "tenants"
 ) -> dict[int | str, dict[str, Any]]:
-    """`errors` of a route that asks for a key (of `operators`, or of a tenant) and refuses query parameters that it
-    does not have."""
+    """`errors` of a route that asks for a `key` and refuses query parameters that it does not have."""
     if 400 not in statuses:
         codes = ("unknown_parameter", *codes)
-    if not operators:
+    if key == "tenants":
         codes = ("tenant_key_required", *codes)
-    return errors(*sorted({400, *statuses, *COMMON}), noun=noun, codes=codes)
+    wrong_key = set() if key == "anyone's" else {403}
+    return errors(*sorted({400, *statuses, *COMMON} | wrong_key), noun=noun, codes=codes)
 
 
 def json_body(

@@ -21,7 +21,7 @@ router = APIRouter(prefix="/v1/tenants/{tenant_id}/keys", tags=["keys (operators
     "",
     status_code=201,
     response_model=Key,
-    responses=guarded(400, 404, 409, 413, 415, 422, noun="tenant", operators=True),
+    responses=guarded(400, 404, 409, 413, 415, 422, noun="tenant", key="operators"),
     openapi_extra=json_body(KeyCreate, {"name": "laptop"}, required=False),
 )
 async def create(tenant_id: str, request: Request, services: Here, _operator: OperatorOnly) -> Response:
@@ -38,7 +38,7 @@ async def create(tenant_id: str, request: Request, services: Here, _operator: Op
         )
 
 
-@router.get("", response_model=Page[Key], responses=guarded(400, 404, noun="tenant", operators=True))
+@router.get("", response_model=Page[Key], responses=guarded(400, 404, noun="tenant", key="operators"))
 async def list_(
     tenant_id: str, services: Here, _operator: OperatorOnly, after: After = None, limit: Limit = 20
 ) -> Response:
@@ -47,7 +47,7 @@ async def list_(
         return answer(await service.list_page(session, tenant_id, after=after, limit=limit))
 
 
-@router.delete("/{key_id}", response_model=Key, responses=guarded(404, noun="key", operators=True))
+@router.delete("/{key_id}", response_model=Key, responses=guarded(404, noun="key", key="operators"))
 async def revoke(tenant_id: str, key_id: str, services: Here, _operator: OperatorOnly) -> Response:
     """Revoke a key: it stops working with this answer."""
     async with transaction(services.system_engine) as session:

@@ -23,7 +23,7 @@ _EXAMPLE = {"name": "my-llama", "source": {"type": "path", "path": "/models/my-l
     "",
     status_code=201,
     response_model=Model,
-    responses=guarded(400, 409, 413, 415, 422, operators=True),
+    responses=guarded(400, 409, 413, 415, 422, key="operators"),
     openapi_extra=json_body(ModelCreate, _EXAMPLE),
 )
 async def create(request: Request, services: Here, _operator: OperatorOnly) -> Response:
@@ -34,14 +34,14 @@ async def create(request: Request, services: Here, _operator: OperatorOnly) -> R
         return await do_once(session, once, lambda: service.create(session, body.value, now), now)
 
 
-@router.get("", response_model=Page[Model], responses=guarded(400))
+@router.get("", response_model=Page[Model], responses=guarded(400, key="anyone's"))
 async def list_(services: Here, _caller: AnyCaller, after: After = None, limit: Limit = 20) -> Response:
     """The catalogue, newest first."""
     async with transaction(services.app_engine) as session:
         return answer(await service.list_page(session, services.clock(), after=after, limit=limit))
 
 
-@router.get("/{name_or_id}", response_model=Model, responses=guarded(404, noun="model"))
+@router.get("/{name_or_id}", response_model=Model, responses=guarded(404, noun="model", key="anyone's"))
 async def retrieve(name_or_id: str, services: Here, _caller: AnyCaller) -> Response:
     """A base model by name or id, with its prices in force."""
     async with transaction(services.app_engine) as session:

@@ -21,7 +21,7 @@ router = APIRouter(prefix="/v1/tenants", tags=["tenants (operators)"])
     "",
     status_code=201,
     response_model=Tenant,
-    responses=guarded(400, 409, 413, 415, 422, operators=True),
+    responses=guarded(400, 409, 413, 415, 422, key="operators"),
     openapi_extra=json_body(TenantCreate, {"name": "acme"}),
 )
 async def create(request: Request, services: Here, _operator: OperatorOnly) -> Response:
@@ -32,7 +32,7 @@ async def create(request: Request, services: Here, _operator: OperatorOnly) -> R
         return await do_once(session, once, lambda: service.create(session, body.value, now), now)
 
 
-@router.get("", response_model=Page[Tenant], responses=guarded(400, operators=True))
+@router.get("", response_model=Page[Tenant], responses=guarded(400, key="operators"))
 async def list_(services: Here, _operator: OperatorOnly, after: After = None, limit: Limit = 20) -> Response:
     """All tenants, newest first."""
     async with transaction(services.system_engine) as session:
