@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import peft
 import pytest
@@ -12,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from finery.types.methods import LoraAdapter
+from finery.types.methods import EmbeddingName, LoraAdapter
 from finery_gpu_workers.batch import pack
 from finery_gpu_workers.errors import WorkerError
 from finery_gpu_workers.models.export import export_full
@@ -46,7 +47,7 @@ def peer_logits(peer: torch.nn.Module) -> Tensor:
 
 
 def adapter_in(
-    folder: Path, model: Model, seed: int, saved: tuple[str, ...] = (), targets: object = "all-linear"
+    folder: Path, model: Model, seed: int, saved: tuple[EmbeddingName, ...] = (), targets: Any = "all-linear"
 ) -> Path:
     """An adapter for `model`, as if trained."""
     lora = attach(model, LoraAdapter(rank=2, alpha=3, targets=targets, modules_to_save=saved), seed=seed)
@@ -70,7 +71,7 @@ def base_of(folder: Path) -> torch.nn.Module:
 
 @pytest.mark.parametrize("saved", [(), ("lm_head",), ("embed_tokens", "lm_head"), ("embed_tokens",)])
 @pytest.mark.parametrize("tied", [True, False])
-def test_adapters_merge_in_order_as_pefts_do(tmp_path: Path, tied: bool, saved: tuple[str, ...]) -> None:
+def test_adapters_merge_in_order_as_pefts_do(tmp_path: Path, tied: bool, saved: tuple[EmbeddingName, ...]) -> None:
     source = make_tiny_model(tmp_path / "m", 3, tie_word_embeddings=tied)
     one = adapter_in(tmp_path / "one", load(source), 1, saved)
     two = adapter_in(tmp_path / "two", load(source, Part("merge", one)), 2, (), ("q_proj", "down_proj"))

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from finery.types.methods import LoraAdapter, SftHyperparameters
+from finery.types.methods import EmbeddingName, LoraAdapter, SftHyperparameters
 from finery_gpu_workers.batch import pack
 from finery_gpu_workers.learner import Learner
 from finery_gpu_workers.models.export import export_full, export_merged
@@ -75,7 +75,7 @@ def test_d07_a_whole_model_is_stored_as_its_flag_says_and_reloads_equal(tmp_path
 
 
 @pytest.mark.parametrize("saved", [("lm_head",), ("embed_tokens", "lm_head"), ("embed_tokens",)])
-def test_d07_matrices_that_training_parts_are_both_stored(tmp_path: Path, saved: tuple[str, ...]) -> None:
+def test_d07_matrices_that_training_parts_are_both_stored(tmp_path: Path, saved: tuple[EmbeddingName, ...]) -> None:
     """Of a tied model; the embedding alone stays the output matrix, too."""
     source = make_tiny_model(tmp_path / "m", 3)
     model = load_model(source, device="cpu", dtype=torch.float32)

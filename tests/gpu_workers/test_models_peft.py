@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from finery.types.methods import LoraAdapter, SftHyperparameters
+from finery.types.methods import EmbeddingName, LoraAdapter, SftHyperparameters
 from finery_gpu_workers.batch import pack
 from finery_gpu_workers.errors import WorkerError
 from finery_gpu_workers.learner import Learner
@@ -46,7 +46,7 @@ def base_of(folder: Path) -> torch.nn.Module:
     return base
 
 
-def trained(model: Model, saved: tuple[str, ...], rows: int = 261) -> Lora:
+def trained(model: Model, saved: tuple[EmbeddingName, ...], rows: int = 261) -> Lora:
     """Three updates on random rows; every low-rank B is set apart from zero."""
     lora = attach(model, LoraAdapter(rank=2, alpha=4, modules_to_save=saved), seed=0)
     learner = Learner(model, lora.parameters, lora, SftHyperparameters())
@@ -65,7 +65,9 @@ def folder(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.mark.parametrize("saved", SAVED)
-def test_whole_matrices_go_to_peft_and_come_back(folder: Path, tmp_path: Path, saved: tuple[str, ...]) -> None:
+def test_whole_matrices_go_to_peft_and_back(
+    folder: Path, tmp_path: Path, saved: tuple[EmbeddingName, ...]
+) -> None:
     model = load_model(folder, device="cpu", dtype=torch.float32)
     lora = trained(model, saved)
     ours = logits_of(model)

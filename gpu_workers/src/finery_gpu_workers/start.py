@@ -20,8 +20,7 @@ from finery.types.methods import FullWeights
 from finery_gpu_workers import storage
 from finery_gpu_workers.data.tokens import add_tokens
 from finery_gpu_workers.errors import WorkerError
-from finery_gpu_workers.models.catalog import weights_sha256
-from finery_gpu_workers.models.config import read_json
+from finery_gpu_workers.models.catalog import read_shape, weights_sha256
 from finery_gpu_workers.models.parts import Part
 from finery_gpu_workers.work import Work
 from finery_protos.v1 import worker_pb2 as pb
@@ -165,9 +164,8 @@ def _shape(work: Work) -> tuple[int, bool]:
     """(rows of the embedding, tied) of the base as it is loaded."""
     content = _manifest(work, work.assignment.base[-1].prefix) if work.assignment.base else {}
     if "vocab_size" not in content:  # the first version of the manifest did not need it
-        config = read_json(work.model_folder / "config.json")
-        text = config if "vocab_size" in config else config.get("text_config", {})
-        content = {"vocab_size": text["vocab_size"], "tied": config.get("tie_word_embeddings", False)}
+        rows, tied = read_shape(work.model_folder)
+        content = {"vocab_size": rows, "tied": tied}
     return int(content["vocab_size"]), bool(content["tied"])
 
 

@@ -10,7 +10,7 @@ from finery.types.methods import Adapter, LoraAdapter
 from finery_gpu_workers.data.packing import Plan
 from finery_gpu_workers.data.prepared import PreparedSet
 from finery_gpu_workers.models.interface import Model
-from finery_gpu_workers.models.lora import SAVED
+from finery_gpu_workers.models.targets import SAVED
 from finery_gpu_workers.resume import Cursor
 
 # Of a row's second token the first is the only key: attention is 1 whatever the query.

@@ -42,14 +42,40 @@ def resolve(source: ModelSource, cache: Path) -> Path:
 
 
 def check(folder: Path) -> None:
-    """Raises WorkerError unless the folder holds a model of ours and nothing that could run code."""
+    """Raises WorkerError unless the folder holds a model that we can train, and nothing that could run code."""
     refuse_pickles((path.name for path in folder.iterdir()), folder.name)
     if (folder / "tokenizer_config.json").exists():
         read_json(folder / "tokenizer_config.json")
-    read_config(folder)
+    check_config(folder)
     for expected, found in (("a tokenizer.json", "tokenizer.json"), ("*.safetensors", "*.safetensors")):
         if not any(folder.glob(found)):
             raise WorkerError("invalid_model", f"{folder.name}: expected {expected}, found none")
+
+
+def check_config(folder: Path) -> str:
+    """Who computes the model, `finery` or `transformers`. Raises WorkerError where neither can."""
+    try:
+        read_config(folder)
+    except WorkerError as error:
+        if error.code != "unsupported_model":
+            raise
+        # Loads torch and transformers: only for what our decoder does not compute.
+        from finery_gpu_workers.models.fallback import check_architecture
+
+        check_architecture(folder, error.message)
+        return "transformers"
+    return "finery"
+
+
+def read_shape(folder: Path) -> tuple[int, bool]:
+    """(rows of the embedding, whether it is the output matrix as well); config.json may leave both to a default."""
+    if check_config(folder) == "finery":
+        config = read_config(folder)
+        return config.vocab, config.tied
+    from finery_gpu_workers.models.fallback import check_architecture
+
+    other = check_architecture(folder, "not ours")
+    return int(other.vocab_size), bool(other.tie_word_embeddings)
 
 
 def weights_sha256(folder: Path) -> str:

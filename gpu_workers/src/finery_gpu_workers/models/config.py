@@ -143,13 +143,12 @@ def _longest_row(raw: Mapping[str, Any], rope: Rope) -> int | None:
 
 def _window(raw: Mapping[str, Any]) -> int | None:
     """Keys that a query of some layer sees; None: all before it."""
-    family, window = raw["model_type"], raw.get("sliding_window", _WINDOW)
+    family = raw["model_type"]
+    window: int | None = raw.get("sliding_window", None if family == "llama" else _WINDOW)
     kinds = raw.get("layer_types") or ()
     if unknown := set(kinds) - {"full_attention", "sliding_attention"}:
         raise _unsupported("layer_types", sorted(unknown)[0], ("full_attention", "sliding_attention"))
-    if family == "llama":
-        return raw.get("sliding_window")
-    if family == "mistral":
+    if family in ("llama", "mistral"):
         return window
     slides = "sliding_attention" in kinds if kinds else raw.get("max_window_layers", 28) < raw["num_hidden_layers"]
     return window if raw.get("use_sliding_window") and slides else None

@@ -85,6 +85,17 @@ class Decoder:
             yield "lm_head.weight", self.head
 
     @property
+    def engine(self) -> str:
+        return "finery"
+
+    @property
+    def engine_reason(self) -> str:
+        return ""
+
+    def stored_name(self, name: str) -> str:
+        return name
+
+    @property
     def vocab(self) -> int:
         return self.embedding.shape[0]
 

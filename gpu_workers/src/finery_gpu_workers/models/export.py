@@ -52,13 +52,15 @@ def _export(model: Model, stored: Stored, source: Path, folder: Path, shard_byte
     weights = dict(model.named_weights())
     (folder / "config.json").write_text(json.dumps(_config(model, source), indent=2) + "\n")
     shards = _shards({name: weight.nbytes for name, weight in weights.items()}, shard_bytes)
+    names_in_files = {name: model.stored_name(name) for name in weights}
     files: dict[str, str] = {}
     for number, names in enumerate(shards, start=1):
         file = "model.safetensors" if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
         # Copies: safetensors refuses tensors that share memory, as stacked layers do.
         part = {name: stored(name, weights[name]).detach().to("cpu", copy=True).contiguous() for name in names}
+        part = {names_in_files[name]: tensor for name, tensor in part.items()}
         save_file(part, folder / file, metadata={"format": "pt"})
-        files |= dict.fromkeys(names, file)
+        files |= dict.fromkeys(part, file)
     if len(shards) > 1:
         total = sum(weight.nbytes for weight in weights.values())
         index = {"metadata": {"total_size": total}, "weight_map": files}

@@ -15,6 +15,14 @@ class Model(Protocol):
     """Weights on one device, in one dtype. The head is looked at apart, so that logits exist for scored tokens only."""
 
     @property
+    def engine(self) -> str:
+        """`finery` or `transformers`: who computes it."""
+
+    @property
+    def engine_reason(self) -> str:
+        """Why our decoder does not; empty where it does."""
+
+    @property
     def vocab(self) -> int:
         """Rows of the embedding."""
 
@@ -42,3 +50,6 @@ class Model(Protocol):
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Every weight under its name in transformers; a tied output matrix is named once, as the embedding."""
+
+    def stored_name(self, name: str) -> str:
+        """The name of a weight in files, where transformers' own differ from those in memory."""

@@ -9,11 +9,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from finery_gpu_workers.errors import WorkerError
 from finery_gpu_workers.models.assemble import EMBEDDING, HEAD, assemble
-from finery_gpu_workers.models.config import read_config
+from finery_gpu_workers.models.config import DecoderConfig, read_config
+from finery_gpu_workers.models.decoder import Decoder
 from finery_gpu_workers.models.interface import Model
 from finery_gpu_workers.models.merge import grow, merge
 from finery_gpu_workers.models.parts import Part
+from finery_gpu_workers.models.pickles import refuse_pickles
 from finery_gpu_workers.models.tensors import read_tensors, stored_dtype
 
 __all__ = ["Part", "compute_dtype", "load_model", "stored_dtype"]
@@ -42,19 +45,35 @@ def _multiplies_bf16_fast(cpuinfo: Path) -> bool:
 def load_model(
     folder: Path, parts: Sequence[Part] = (), *, device: str, dtype: torch.dtype, new_tokens: int = 0
 ) -> Model:
-    """All weights on `device` in `dtype`, frozen.
+    """All weights on `device` in `dtype`, frozen; our decoder where it computes the architecture, else transformers'.
 
     A `full` part replaces everything before it. A `merge` part adds its adapter's product, computed in float32 and
     rounded once; matrices that it trained whole replace those of the model. Then the vocabulary grows by `new_tokens`.
     Raises WorkerError: `unsupported_model`, `invalid_model`, `unsafe_checkpoint_file`, `adapter_mismatch`, …
     """
     folder, merges = _start(folder, parts)
-    config = read_config(folder)
+    refuse_pickles((path.name for path in folder.iterdir()), folder.name)
+    try:
+        config = read_config(folder)
+    except WorkerError as error:
+        if error.code != "unsupported_model":
+            raise
+        # Costs half a second and is not needed for most.
+        from finery_gpu_workers.models.fallback import load_foreign
+
+        reason = error.message
+        return load_foreign(folder, merges, reason=reason, device=device, dtype=dtype, new_tokens=new_tokens)
+    return _load_decoder(config, folder, merges, device=device, dtype=dtype, new_tokens=new_tokens)
+
+
+def _load_decoder(
+    config: DecoderConfig, folder: Path, merges: Sequence[Path], *, device: str, dtype: torch.dtype, new_tokens: int
+) -> Decoder:
     weights = read_tensors(folder, device, dtype)
     if config.tied:  # some exports keep a copy of the tied matrix
         weights.pop(HEAD, None)
-    for part in merges:
-        merge(weights, part, embedding=EMBEDDING, head=HEAD)
+    for adapter in merges:
+        merge(weights, adapter, embedding=EMBEDDING, head=HEAD)
     grow(weights, new_tokens, (EMBEDDING, HEAD))
     rows = _rows(weights, config.vocab, changed=bool(merges or new_tokens))
     config = dataclasses.replace(config, vocab=rows, tied=config.tied and HEAD not in weights)

@@ -9,14 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from finery.types.methods import EmbeddingName, LoraAdapter
+from finery.types.methods import LoraAdapter
 from finery_gpu_workers.models.decoder import Projection
 from finery_gpu_workers.models.interface import Model
+from finery_gpu_workers.models.targets import SAVED, check_targets
 from finery_gpu_workers.optim import FlatParameters
 from finery_gpu_workers.working import WorkingCopies
-
-SAVED: dict[EmbeddingName, str] = {"embed_tokens": "model.embed_tokens.weight", "lm_head": "lm_head.weight"}
-"""Names of the matrices of `modules_to_save` in transformers."""
 
 
 class Lora:
@@ -42,6 +40,7 @@ def attach(model: Model, adapter: LoraAdapter, seed: int) -> Lora:
     The draw depends on seed, rank and targets only, not on the device. With `lm_head` saved a tied model is untied;
     with `embed_tokens` alone it stays tied, and the one matrix is trained.
     """
+    check_targets(model, adapter)
     generator = torch.Generator().manual_seed(seed)
     initial: dict[str, Tensor] = {}
     for projection in model.projections():

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from finery.types.methods import LinearName, LoraAdapter
 from finery_gpu_workers.errors import WorkerError
-from finery_gpu_workers.models.lora import SAVED, Lora
+from finery_gpu_workers.models.lora import Lora
 from finery_gpu_workers.models.pickles import refuse_pickles
+from finery_gpu_workers.models.targets import SAVED
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
@@ -166,14 +167,15 @@ def _adapter(raw: dict[str, Any], *, tied: bool) -> LoraAdapter:
     everything = targets == "all-linear"
     if isinstance(targets, list):
         everything = set(targets) >= names or bool(set(targets) - names)
+    shape = {
+        "rank": raw.get("r"),
+        "alpha": raw.get("lora_alpha"),
+        "targets": "all-linear" if everything else targets,
+        "modules_to_save": [name for name in _saved(raw) if not (tied and name == "lm_head")],
+    }
     try:
-        return LoraAdapter(
-            rank=raw.get("r"),
-            alpha=float(raw.get("lora_alpha", 0)),
-            targets="all-linear" if everything else targets,
-            modules_to_save=tuple(name for name in _saved(raw) if not (tied and name == "lm_head")),
-        )
-    except (ValidationError, TypeError, ValueError, AttributeError) as error:
+        return LoraAdapter.model_validate(shape)
+    except ValidationError as error:
         raise WorkerError("unsupported_adapter", f"{CONFIG}: {error}") from error
 
 

@@ -71,8 +71,8 @@ def _scaling(kind: str, rope: Mapping[str, Any], raw: Mapping[str, Any]) -> Scal
     if kind == "linear":
         return LinearScaling(float(rope["factor"]))
     if kind == "llama3":
-        factors = (float(rope[key]) for key in ("factor", "low_freq_factor", "high_freq_factor"))
-        return Llama3Scaling(*factors, _original_length(rope, raw))
+        factor, low, high = (float(rope[key]) for key in ("factor", "low_freq_factor", "high_freq_factor"))
+        return Llama3Scaling(factor, low, high, _original_length(rope, raw))
     if kind == "yarn":
         return _yarn(rope, raw)
     return None
