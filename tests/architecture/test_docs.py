@@ -47,7 +47,7 @@ def parse_example(example: dict[str, Any]) -> object:
     """The example as the class that it is one of. Raises when it is none, or a wrong one."""
     if "method" in example:
         return TypeAdapter(JobCreate).validate_json(json.dumps(example))
-    if "messages" in example:
+    if any(key in example for key in ("messages", "prompt", "text", "input_ids")):
         return good_row(example)
     if "error" in example:
         return ErrorBody.model_validate(example)
