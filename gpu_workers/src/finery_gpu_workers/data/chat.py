@@ -85,6 +85,7 @@ class Template:
             self._template = environment.from_string(source)
         except (TemplateSyntaxError, SecurityError, MemoryError, OverflowError, RecursionError) as error:
             raise _invalid(f"it does not compile: {error}") from None
+        self._template.globals = dict(self._template.globals)  # it is copied at every rendering; a ChainMap slowly
         self._context = {**special_tokens, "documents": None}
         self.endings: list[str] = []
         """What it has been found to write behind an assistant message, longest first (see `data/turns.py`)."""

@@ -17,8 +17,8 @@ from finery_gpu_workers.data.samples import Plain, Sample, check_train_on, sampl
 from finery_gpu_workers.data.tokens import RowTokenizer, TokenRow
 from finery_gpu_workers.data.turns import Rendered
 
-_CHUNK_SAMPLES = 128
-_CHUNK_CHARACTERS = 256 * 1024
+_CHUNK_SAMPLES = 1024
+_CHUNK_CHARACTERS = 1024 * 1024
 
 
 class Phase(IntEnum):

@@ -62,7 +62,9 @@ class RowTokenizer:
         self._ends = list(ends)
         self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
         added = tokenizer.get_added_tokens_decoder()
-        self._special = np.array(sorted(id_ for id_, token in added.items() if token.special), dtype=np.int64)
+        ids = [*tokenizer.get_vocab(with_added_tokens=True).values(), *added]
+        self._is_special = np.zeros(max(ids) + 1, dtype=np.bool_)  # ids may have gaps
+        self._is_special[[id_ for id_, token in added.items() if token.special]] = True
         self._prompts: dict[str, list[int]] = {}
         self.end_of_turn: set[int] = set()
         """Ids that have ended a trained turn or text so far."""
@@ -134,7 +136,7 @@ class RowTokenizer:
         ids = np.array(encoding.ids, dtype=np.int32)
         mask = np.full(len(ids), sample.everything, dtype=np.uint8)
         places = _Places(sample.text, encoding)
-        special = np.flatnonzero(np.isin(ids, self._special))
+        special = np.flatnonzero(self._is_special[ids])
         for turn in sample.turns:
             first, last = places.token(turn.start), places.token(turn.end)
             if not self._same_prompt(sample.text, turn.start, ids[:first], places, special):
