@@ -44,9 +44,10 @@ def as_jsonl(rows: list[Any]) -> bytes:
 
 
 def trained(control: FakeControlPlane) -> FakeControlPlane:
-    """Prepared and trained to its end."""
+    """Prepared, and trained to its end if that went well."""
     run.main(control.attempt(pb.ATTEMPT_KIND_PREPARE))
-    run.main(control.attempt(pb.ATTEMPT_KIND_TRAIN))
+    if control.prepared is not None:
+        run.main(control.attempt(pb.ATTEMPT_KIND_TRAIN))
     return control
 
 

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from finery_gpu_workers import run, storage
 from finery_protos.v1 import worker_pb2 as pb
 from finery_testing.control_plane import FakeControlPlane
-from finery_testing.tiny import BOS, CHAT_TEMPLATE, EOS, IM_END, PAD, make_tiny_model
+from finery_testing.tiny import IM_END
 
 from .conftest import MakeJob, chat_rows
 
@@ -67,51 +67,6 @@ def test_the_model_card_keeps_a_name_readable_and_on_its_line(make_job: MakeJob)
     assert "\n# größer 模型\\n# x\n" in card
 
 
-def test_d15_tokenizer_files_are_the_bases_byte_for_byte(folder: Path, tiny_folder: Path) -> None:
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        assert (folder / name).read_bytes() == (tiny_folder / name).read_bytes()
-
-
-def test_d11_the_template_is_the_one_that_was_trained_with(done: FakeControlPlane, folder: Path) -> None:
-    expected = hashlib.sha256(CHAT_TEMPLATE.encode()).hexdigest()
-    assert sha256(folder / "chat_template.jinja") == expected == manifest(done)["template_sha256"]
-
-
-def test_d12_generation_ends_at_the_end_of_a_turn_too(make_job: MakeJob, tmp_path: Path) -> None:
-    """Resolved from the data: the base's settings know only the end of the text."""
-    base = make_tiny_model(tmp_path / "base")
-    (base / "generation_config.json").write_text(json.dumps({"eos_token_id": EOS, "temperature": 0.7}))
-    control = make_job(max_steps=1, model=base)
-    run.main(control.attempt(pb.ATTEMPT_KIND_PREPARE))
-    run.main(control.attempt(pb.ATTEMPT_KIND_TRAIN))
-    settings = json.loads((control.store / control.checkpoints[0].prefix / "generation_config.json").read_text())
-    assert settings == {"eos_token_id": [EOS, IM_END], "temperature": 0.7}
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({"eos_token_id": None}, {"eos_token_id": [IM_END]}),
-        ({"eos_token_id": [IM_END, EOS]}, {"eos_token_id": [EOS, IM_END]}),
-        # Without the file transformers takes them from config.json.
-        (None, {"bos_token_id": BOS, "eos_token_id": [EOS, IM_END], "pad_token_id": PAD}),
-    ],
-)
-def test_d12_generation_settings_of_any_base(
-    make_job: MakeJob, tmp_path: Path, settings: dict[str, Any] | None, expected: dict[str, Any]
-) -> None:
-    base = make_tiny_model(tmp_path / "base")
-    file = base / "generation_config.json"
-    file.unlink()
-    if settings is not None:
-        file.write_text(json.dumps(settings))
-    control = make_job(max_steps=1, model=base)
-    run.main(control.attempt(pb.ATTEMPT_KIND_PREPARE))
-    run.main(control.attempt(pb.ATTEMPT_KIND_TRAIN))
-    folder = control.store / control.checkpoints[0].prefix
-    assert json.loads((folder / "generation_config.json").read_text()) == expected
-
-
 def test_d09_d10_peft_loads_what_the_loop_published_and_has_its_loss(
     done: FakeControlPlane, folder: Path, tiny_folder: Path
 ) -> None:
@@ -145,7 +100,16 @@ def test_the_manifest_says_how_it_was_made(done: FakeControlPlane, folder: Path,
     assert content["adapted_modules"] == 2 * 7
     weights = f"{sha256(tiny_folder / 'model.safetensors')}  model.safetensors\n"
     base = hashlib.sha256(weights.encode()).hexdigest()
-    assert content["compute"] == {"base_sha256": base, "dtype": "float32", "device": "cpu", "threads": 1}
+    assert content["compute"] == {
+        "base_sha256": base, "dtype": "float32", "device": "cpu", "threads": 1, "engine": "finery",
+    }  # fmt: skip
+    assert content["base"] == {"model": "tiny", "source": {"type": "path"}, "chain": [], "sha256": base}
+    assert (content["kind"], content["seed"], content["trained_modules"]) == ("adapter", 0, 2 * 7)
+    # rank × (inputs + outputs) of q, k, v, o, gate, up, down in two layers
+    assert content["trained_parameters"] == content["parameters"] == 2 * 4 * (64 + 48 + 48 + 64 + 96 + 96 + 96)
+    assert content["data"] == json.loads(done.prepared.statistics_json)
+    assert content["versions"]["torch"] == torch.__version__
+    assert content["validation_loss"] == done.steps[-1].evaluation.loss == done.checkpoints[-1].validation_loss
     assert content["data_digests"].keys() == {"train", "validation"}
     assert content["trained_tokens"] == done.prepared.total_trained_tokens
     assert content["evaluation"]["loss"] == done.steps[-1].evaluation.loss
@@ -168,6 +132,7 @@ def test_the_resume_bundle_holds_tensors_and_json_only(done: FakeControlPlane) -
     index = json.loads((bundle / "index.json").read_text())
     assert index["cursor"]["step"] == done.checkpoints[-1].step
     assert index["cursor"]["rows"] == 14
+    assert index["known"]["untouched"] == []
     for file in index["files"]:
         assert sha256(bundle / file["path"]) == file["sha256"]
         with safe_open(bundle / file["path"], framework="pt") as tensors:
