@@ -3,48 +3,15 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 
-from finery.types.jobs import JobState
-from finery.types.reasons import JobReason
-from finery_service.db.engine import transaction
-from finery_service.jobs import store
-from finery_testing import factories
 from finery_testing.api import Api, Door
 
-SSE = {"accept": "text/event-stream"}
-
-
-async def append(api: Api, door: Door, job: str, count: int = 1, **data: Any) -> None:
-    async with transaction(api.system_engine) as session:
-        events: Any = [("metric", {"step": n, **data}) for n in range(count)]
-        await store.append_events(session, tenant=door.tenant.id, job=job, events=events, now=api.clock())
-
-
-async def end(api: Api, job: str) -> None:
-    async with transaction(api.system_engine) as session:
-        reason = JobReason.COMPLETED
-        assert await store.move(session, job, to=JobState.SUCCEEDED, reason=reason, now=api.clock())
-
-
-async def running_job(api: Api, door: Door) -> str:
-    job = await factories.job(api.system_engine, door.tenant, now=api.clock(), state="running")
-    return job.id
-
-
-async def blocks(answer: httpx.Response) -> AsyncIterator[dict[str, str]]:
-    """Events and comments of a stream, as the standard has them."""
-    text = ""
-    async for chunk in answer.aiter_text():
-        text += chunk
-        while "\n\n" in text:
-            block, text = text.split("\n\n", 1)
-            yield dict(line.split(": ", 1) for line in block.split("\n"))
+from .streams import SSE, append, end, eventually, listening, next_event, running_job, served
 
 
 async def whole(door: Door, job: str, **headers: str) -> list[dict[str, str]]:
@@ -56,40 +23,6 @@ async def whole(door: Door, job: str, **headers: str) -> list[dict[str, str]]:
 
 def seqs(found: list[dict[str, str]]) -> list[int]:
     return [int(block["id"]) for block in found if "id" in block]
-
-
-@asynccontextmanager
-async def served(api: Api) -> AsyncIterator[tuple[str, uvicorn.Server]]:
-    """The API behind a real socket: the in-process transport hands over answers only when they are complete."""
-    config = uvicorn.Config(api.app, port=0, log_config=None, lifespan="off", timeout_graceful_shutdown=5)
-    server = uvicorn.Server(config)
-    task = asyncio.create_task(server.serve())
-    await _eventually(lambda: server.started, "the server listens")
-    port = server.servers[0].sockets[0].getsockname()[1]
-    try:
-        yield f"http://127.0.0.1:{port}", server
-    finally:
-        server.should_exit = True
-        await task
-
-
-@asynccontextmanager
-async def listening(url: str, door: Door, job: str, after: int = 0) -> AsyncIterator[AsyncIterator[dict[str, str]]]:
-    headers = {**SSE, "authorization": door.client.headers["authorization"]}
-    async with (
-        httpx.AsyncClient(trust_env=False, timeout=20) as client,
-        client.stream("GET", f"{url}/v1/jobs/{job}/events?after={after}", headers=headers) as answer,
-    ):
-        assert answer.status_code == 200
-        yield blocks(answer)
-
-
-async def next_event(stream: AsyncIterator[dict[str, str]]) -> dict[str, str]:
-    async with asyncio.timeout(10):
-        async for block in stream:
-            if "event" in block:
-                return block
-    raise AssertionError("the stream ended")
 
 
 async def test_list_pages_by_seq(api: Api) -> None:
@@ -243,7 +176,7 @@ async def test_idle_stream_holds_no_connection(api: Api) -> None:
             await append(api, door, job)
             await next_event(stream)
             assert pool.checkedout() == 0
-        await _eventually(lambda: api.app.state.services.feeds._feeds == {}, "a client that left is forgotten")
+        await eventually(lambda: api.app.state.services.feeds._feeds == {}, "a client that left is forgotten")
 
 
 async def test_stream_survives_a_database_that_is_away(own_api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,7 +239,7 @@ async def test_a_stream_outlives_a_database_that_cannot_tell_of_its_key(
 
     async with served(own_api) as (url, _), listening(url, door, job) as stream:
         monkeypatch.setattr("finery_service.keys.store.is_live", away)
-        await _eventually(lambda: asked > 0, "the key was looked up")
+        await eventually(lambda: asked > 0, "the key was looked up")
         await append(own_api, door, job)
         assert (await next_event(stream))["id"] == "1"
 
@@ -322,10 +255,3 @@ async def test_stopping_ends_the_streams_without_done(own_api: Api) -> None:
         async with asyncio.timeout(5):
             with suppress(httpx.RemoteProtocolError):
                 assert [block async for block in stream if "event" in block] == []
-
-
-async def _eventually(condition: Any, what: str) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 others make it come true, and tell nobody
-            await asyncio.sleep(0.02)
-    assert condition(), what
