@@ -238,7 +238,7 @@ def test_random_damage_never_raises(write: Write) -> None:
 def test_encrypted_files_are_named(tmp_path: Path) -> None:
     encryption = pytest.importorskip("pyarrow.parquet.encryption")
 
-    class Kms(encryption.KmsClient):  # type: ignore[misc]
+    class Kms(encryption.KmsClient):  # type: ignore[misc, name-defined]
         """Wraps keys in nothing: whoever reads has no key at all."""
 
         def __init__(self, _config: Any) -> None:

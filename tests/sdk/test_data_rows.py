@@ -120,7 +120,8 @@ def test_problems_of_prompt_and_completion_are_placed(prompt: Any, completion: A
 def test_a30_text_parts_are_the_same_as_their_text() -> None:
     parts = [{"type": "text", "text": "h"}, {"type": "text", "text": "i", "image_url": None}]
     assert read_row(chat({"role": "user", "content": parts}, OK)) == read_row(chat(USER, OK))
-    empty = [chat({"role": "user", "content": content}, OK) for content in ([], "")]
+    contents: tuple[Any, Any] = ([], "")
+    empty = [chat({"role": "user", "content": content}, OK) for content in contents]
     assert read_row(empty[0]) == read_row(empty[1]) == ("chat", ChatRow(({"role": "user", "content": ""}, OK)))
 
 
@@ -173,7 +174,7 @@ def test_unknown_fields_are_named_and_empty_ones_say_nothing() -> None:
     found = problem(chat(USER, {**OK, "wieght": 0}))
     assert (found.path, found.code) == ("messages[1]", "unknown_field")
     assert "'wieght'" in found.message
-    dumped = {**OK, "refusal": None, "function_call": None, "tool_calls": None, "annotations": []}
+    dumped: dict[str, Any] = {**OK, "refusal": None, "function_call": None, "tool_calls": None, "annotations": []}
     assert good(chat({**USER, "name": None}, dumped)).messages == (USER, OK)
 
 
