@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, __version__
+from transformers.utils.logging import disable_progress_bar
 
 from finery_gpu_workers.errors import WorkerError
 from finery_gpu_workers.models.config import read_json
@@ -22,6 +23,8 @@ from finery_gpu_workers.models.tensors import invalid, shards
 
 # Of the largest logit: what the same sum may differ by when it is taken in another order.
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 1e-2}
+
+_COMPOSITE = {"text_config", "vision_config", "audio_config"}
 
 
 def check_architecture(folder: Path, reason: str) -> Any:
@@ -40,8 +43,8 @@ def check_architecture(folder: Path, reason: str) -> Any:
         raise _unsupported(reason, f"transformers {__version__} cannot read its config.json: {error}") from error
     if config.is_encoder_decoder:
         raise _unsupported(reason, "an encoder with a decoder is not trained here")
-    if config.sub_configs:
-        raise _unsupported(reason, f"a composite of {', '.join(sorted(config.sub_configs))} is not trained here")
+    if parts := sorted(_COMPOSITE & set(config.sub_configs)):
+        raise _unsupported(reason, f"a composite of {', '.join(parts)} is not trained here")
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise _unsupported(reason, f"`{config.model_type}` has no causal language model in transformers {__version__}")
     try:
@@ -58,6 +61,8 @@ def load_foreign(
 ) -> ForeignModel:
     """Raises WorkerError: `unsupported_model`, `invalid_model`, `adapter_mismatch`, …"""
     shards(folder)  # refuses pickles and what is no safetensors file
+    if (folder / "adapter_config.json").exists():  # transformers would load the model that it names instead
+        raise invalid(folder, "expected the weights of a model, found also adapter_config.json")
     config = check_architecture(folder, reason)
     net = _read(folder, config, dtype).to(device)
     net.eval().requires_grad_(False)
@@ -87,6 +92,7 @@ def _check_modules(net: Any, reason: str) -> None:
 
 
 def _read(folder: Path, config: Any, dtype: torch.dtype) -> Any:
+    disable_progress_bar()
     try:
         net, report = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -138,7 +144,11 @@ def _try(model: ForeignModel, reason: str) -> None:
     ids = torch.randint(model.vocab, (sum(lengths),), generator=torch.Generator().manual_seed(0)).to(model.device)
     positions = torch.cat([torch.arange(length) for length in lengths]).to(model.device)
     rows = ids.split(lengths)
-    alone = torch.cat([model.net(input_ids=row[None], use_cache=False).logits[0] for row in rows])
+    try:
+        alone = torch.cat([model.net(input_ids=row[None], use_cache=False).logits[0] for row in rows])
+    except Exception as error:
+        message = f"config.json: transformers {__version__} loads this model but cannot compute it: {error}"
+        raise WorkerError("invalid_model", message) from error
     bound = _TOLERANCE[model.dtype] * float(alone.abs().max())
     try:
         found = model.logits(model.forward(ids, positions, lengths))

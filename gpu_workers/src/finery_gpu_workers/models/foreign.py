@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
+from finery_gpu_workers.errors import WorkerError
 from finery_gpu_workers.models.decoder import Projection
 
 
@@ -25,6 +26,7 @@ class ForeignModel:
         # The same model with its blocks replaced by an answer that is given: what it does to hidden states stays.
         self._head = copy.copy(net)
         self._head._modules = dict(net._modules) | {net.base_model_prefix: self._given}
+        self._longest = _longest_row(net)
         self._projections = [_hooked(name, layer) for name, layer in linear_layers(net).items()]
 
     @property
@@ -63,6 +65,9 @@ class ForeignModel:
 
     def forward(self, tokens: Tensor, positions: Tensor, lengths: tuple[int, ...]) -> Tensor:
         """Rows of one length run together, without padding, under the model's own causal mask."""
+        if self._longest is not None and max(lengths) > self._longest:
+            found = f"expected rows of at most {self._longest} tokens, which have a position, found {max(lengths)}"
+            raise WorkerError("row_too_long_for_model", f"{found}; lower hyperparameters.max_length")
         starts, groups = _starts(lengths), defaultdict(list)
         for row, length in enumerate(lengths):
             groups[length].append(row)
@@ -118,10 +123,21 @@ def _layers_prefix(net: Any) -> str:
     return f"{max(sizes, key=lambda name: sizes[name])}." if sizes else "\0"
 
 
+def _longest_row(net: Any) -> int | None:
+    """Where positions are learned, there are only so many: a second table besides that of the tokens."""
+    tables = [module for module in net.modules() if isinstance(module, nn.Embedding)]
+    return int(net.config.max_position_embeddings) if len(tables) > 1 else None
+
+
 class _Given(nn.Module):
     """Stands where the blocks were."""
 
     hidden: Tensor | None = None
+
+    @property
+    def decoder(self) -> nn.Module:
+        """Some heads ask the decoder inside (OPT)."""
+        return self
 
     def forward(self, *_: Any, **__: Any) -> Any:
         return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=self.hidden)
