@@ -10,7 +10,7 @@ import json
 import platform
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -19,7 +19,6 @@ from finery.types.methods import LoraAdapter
 from finery_gpu_workers.companions import template_digest
 from finery_gpu_workers.data.tokens import tokenizer_sha256
 from finery_gpu_workers.learner import Learner
-from finery_gpu_workers.models.decoder import Decoder
 from finery_gpu_workers.models.interface import Model
 from finery_gpu_workers.models.peft_layout import servable
 from finery_gpu_workers.start import Start
@@ -38,12 +37,8 @@ def compute_of(work: Work, model: Model, base_sha256: str) -> dict[str, Any]:
         "dtype": str(model.dtype).removeprefix("torch."),
         "device": work.device,
         "threads": torch.get_num_threads(),
-        "engine": engine_of(model),
+        "engine": model.engine,
     }
-
-
-def engine_of(model: Model) -> Literal["finery", "transformers"]:
-    return "finery" if isinstance(model, Decoder) else "transformers"
 
 
 def manifest_of(
@@ -66,6 +61,7 @@ def manifest_of(
         "code_version": work.code_version,
         "versions": {"python": platform.python_version()} | {name: version(name) for name in _PACKAGES},
         "compute": compute,
+        "engine_reason": model.engine_reason or None,
         "trained_parameters": trained.parameters,
         "trained_modules": len(trained.modules),
         "base_vocab_size": start.vocabulary.base,

@@ -38,6 +38,7 @@ _CUSTOMERS = {
     "added_tokens_untrained": JobReason.INVALID_MODEL,
     "model_requires_remote_code": JobReason.INVALID_MODEL,
     "row_too_long_for_model": JobReason.INVALID_MODEL,
+    "unknown_target": JobReason.INVALID_MODEL,
     "unsupported_adapter": JobReason.INVALID_MODEL,
     "unsupported_model": JobReason.INVALID_MODEL,
 }

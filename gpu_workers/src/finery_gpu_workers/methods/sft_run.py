@@ -16,7 +16,6 @@ from finery_gpu_workers.checkpoints import Facts, Staged
 from finery_gpu_workers.data.packing import Ints, Plan, micro_batches
 from finery_gpu_workers.data.prepared import Prepared, PreparedSet
 from finery_gpu_workers.learner import Learner
-from finery_gpu_workers.manifest import engine_of
 from finery_gpu_workers.methods import gates
 from finery_gpu_workers.metrics import Clock, StepMetrics, memory_bytes
 from finery_gpu_workers.models.interface import Model
@@ -188,7 +187,7 @@ class Run:
         if not silent:
             return
         what = f"{len(silent)} trained modules never got a gradient in {cursor.step} steps, as {silent[:3]}"
-        if len(silent) < len(self.learner.trained.modules) and engine_of(self.model) == "transformers":
+        if len(silent) < len(self.learner.trained.modules) and self.model.engine == "transformers":
             _log.warning("%s: other architectures have parts that text does not reach", what)
         else:
             raise RuntimeError(what)
