@@ -19,7 +19,7 @@ from finery_gpu_workers.data.tokens import TokenRow
 from finery_protos.v1 import worker_pb2 as pb
 from finery_testing.control_plane import FakeControlPlane
 from finery_testing.templates import QWEN3, STRIPS_REASONING
-from finery_testing.tiny import CHAT_TEMPLATE, EOS, make_tiny_model
+from finery_testing.tiny import CHAT_TEMPLATE, EOS, IM_END, make_tiny_model
 
 from .conftest import MakeJob, as_jsonl, ended
 from .samples import HI, HI_OK, OK, text_of, whole
@@ -140,6 +140,18 @@ def test_a14_what_a_template_never_shows_is_warned_about_with_the_exact_count(
     assert found["reasoning_not_trained", "training_file"].details == [{"tokens": 32}]
     assert found["reasoning_not_rendered", "training_file"].details == [{"rows": 1, "lines": [2]}]
     assert found["reasoning_not_trained", "validation_file"].details == [{"tokens": 32}]
+
+
+def test_a17_the_end_of_turn_is_trained_where_it_is_the_padding_token_too(make_job: MakeJob, tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "m", pad_token_id=IM_END)
+    for name in ("tokenizer_config", "special_tokens_map"):
+        settings = model / f"{name}.json"
+        content = json.loads(settings.read_text()) if settings.exists() else {}
+        settings.write_text(json.dumps(content | {"pad_token": "<|im_end|>", "eos_token": "<|im_end|>"}))
+    samples, _ = prepare(make_job([{"messages": HI_OK}, {"messages": [HI, OK | {"content": ""}]}], model=model))
+    assert [len(sample.tokens) for sample in samples] == [25, 23]
+    assert [sample.mask.nonzero()[0].tolist() for sample in samples] == [[21, 22, 23], [21]]
+    assert samples[0].tokens[23] == samples[1].tokens[21] == IM_END
 
 
 def test_a18_a_row_that_is_cut_before_its_answer_is_dropped_and_counted(make_job: MakeJob) -> None:

@@ -15,7 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
 
+from finery.data.rows import ChatRow, read_row
 from finery_gpu_workers.data.tokens import RowTokenizer, TokenRow, add_tokens
 from finery_testing.templates import LLAMA3, MISTRAL, QWEN3, SPECIAL, STRIPS_REASONING
 from finery_testing.tiny import CHAT_TEMPLATE, EOS, IM_END, byte_tokenizer
@@ -181,6 +183,29 @@ def check(style: str, messages: list[Message], tools: list[Any] | None, rows: li
         encoded(tokenizer, pieces, wanted) for pieces, wanted in samples
     ]
     assert all(row.tokens.dtype == np.int32 for row in rows)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_texts_are_those_of_transformers(style: str) -> None:
+    source, _ = STYLES[style]
+    ours = template(source)
+    peer = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), bos_token="<|bos|>", eos_token="<|eos|>")
+
+    @given(conversations(style), st.booleans())
+    def over_random_conversations(conversation: tuple[list[Message], list[Any] | None], prompt: bool) -> None:
+        read = read_row({"messages": conversation[0]} | ({"tools": conversation[1]} if conversation[1] else {}))
+        assert isinstance(read, tuple)
+        assert isinstance(read[1], ChatRow)
+        expected = peer.apply_chat_template(
+            list(read[1].messages),
+            tools=conversation[1],
+            chat_template=source,
+            add_generation_prompt=prompt,
+            tokenize=False,
+        )
+        assert ours.render(read[1].messages, prompt=prompt, tools=read[1].tools) == expected
+
+    over_random_conversations()
 
 
 @pytest.mark.parametrize("style", STYLES)

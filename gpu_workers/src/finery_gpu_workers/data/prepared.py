@@ -135,7 +135,5 @@ def _mapped(path: Path) -> dict[str, NDArray[Any]]:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
     header.pop("__metadata__", None)
-    return {
-        name: np.memmap(path, _DTYPES[info["dtype"]], "r", 8 + size + info["data_offsets"][0], tuple(info["shape"]))
-        for name, info in header.items()
-    }
+    content = np.memmap(path, np.uint8, "r")[8 + size :].view(np.ndarray)  # slices of a memmap are slow
+    return {name: content[slice(*info["data_offsets"])].view(_DTYPES[info["dtype"]]) for name, info in header.items()}

@@ -20,7 +20,7 @@ from finery_gpu_workers.data.samples import Plain, Sample
 from finery_gpu_workers.data.turns import Rendered, Turn, not_a_prefix
 from finery_gpu_workers.errors import WorkerError
 
-_KNOWN_PROMPTS = 1000
+_KNOWN_PROMPTS, _SHORT_PROMPT = 1000, 256
 
 
 @dataclass(frozen=True)
@@ -175,11 +175,12 @@ class RowTokenizer:
         before = int(np.searchsorted(special, len(ids)))
         start = int(special[before - 1]) if before else 0
         tail = text[places.start(start) : end]
-        if tail not in self._prompts:
-            if len(self._prompts) > _KNOWN_PROMPTS:
-                self._prompts.clear()
-            self._prompts[tail] = self._tokenizer.encode(tail, add_special_tokens=False).ids
-        return bool(self._prompts[tail] == ids[start:].tolist())
+        alone = self._prompts.get(tail)
+        if alone is None:
+            alone = self._tokenizer.encode(tail, add_special_tokens=False).ids
+            if len(tail) <= _SHORT_PROMPT and len(self._prompts) < _KNOWN_PROMPTS:
+                self._prompts[tail] = alone
+        return bool(alone == ids[start:].tolist())
 
 
 class _Places:

@@ -31,6 +31,8 @@ from finery_gpu_workers.errors import WorkerError
 from finery_gpu_workers.start import tokenizer_folder, vocabulary
 from finery_gpu_workers.work import Ending, Work, stopped_by_customer
 
+_COMPRESSED = 20
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -94,7 +96,7 @@ def run_child(work: Work, request: Request, limits: Limits) -> dict[str, Any] | 
         child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=_environment())
     try:
         _send(child, request)
-        size = sum(upload.path.stat().st_size for upload in request.files.values())
+        size = sum(map(_size, request.files.values()))
         if ending := _watch(work, child, progress, limits, size):
             return ending
     finally:
@@ -109,6 +111,11 @@ def run_child(work: Work, request: Request, limits: Limits) -> dict[str, Any] | 
     content: dict[str, Any] = json.loads(result.read_text())
     result.unlink()
     return content
+
+
+def _size(upload: Upload) -> int:
+    """About the bytes of its rows as JSONL; parquet is compressed."""
+    return upload.path.stat().st_size * (_COMPRESSED if upload.encoding == "parquet" else 1)
 
 
 def _send(child: subprocess.Popen[bytes], request: Request) -> None:
