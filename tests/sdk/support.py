@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-import sys
 import threading
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -189,12 +188,6 @@ class HttpServer(ThreadingHTTPServer):
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}"
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client may hang up. To print that, from a thread of its own, would parse source beside the main thread's
-        imports, which CPython 3.11.7 does not bear (gh-106905)."""
-        if not isinstance(sys.exception(), ConnectionError):
-            super().handle_error(request, client_address)
 
     def stop(self) -> None:
         self.shutdown()

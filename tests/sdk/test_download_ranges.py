@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import random
 import threading
@@ -236,10 +237,14 @@ async def test_a_callback_that_raises_ends_the_download(kind: Client, tmp_path: 
     assert on_disk(tmp_path) == {NAME: CONTENT}
 
 
-async def test_a_server_that_goes_away_is_given_up(kind: Client, tmp_path: Path) -> None:
+async def test_a_server_that_goes_away_is_given_up_with_one_error(
+    kind: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with (
         stored({NAME: CONTENT}, lambda handler, *_: handler.json(503, error_json("away"))) as server,
         pytest.raises(APIError, match="away"),
     ):
         await download(kind, server, tmp_path)
+    gc.collect()
+    assert not [record for record in caplog.records if record.name == "asyncio"], "no task's error is left unheard"
     assert on_disk(tmp_path) == {}

@@ -87,6 +87,7 @@ class _Fetcher:
 async def fetch_async(transport: AsyncTransport, checkpoint: str, files: list[Partial]) -> None:
     """`fetch` on the event loop; files are hashed in threads."""
     fetcher = _AsyncFetcher(transport, checkpoint)
+    done: set[asyncio.Future[list[AsyncTask]]] = set()
     pending = {asyncio.ensure_future(fetcher.gated(bind(fetcher.open, file))) for file in files}
     try:
         while pending:
@@ -97,7 +98,7 @@ async def fetch_async(transport: AsyncTransport, checkpoint: str, files: list[Pa
             file.meter.stopped = True
         for task in pending:
             task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
+        await asyncio.gather(*done, *pending, return_exceptions=True)  # no error of another file is left unheard
         for file in files:
             file.close()
 
