@@ -237,14 +237,22 @@ async def test_a_callback_that_raises_ends_the_download(kind: Client, tmp_path: 
     assert on_disk(tmp_path) == {NAME: CONTENT}
 
 
-async def test_a_server_that_goes_away_is_given_up_with_one_error(
-    kind: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_server_that_goes_away_is_given_up(kind: Client, tmp_path: Path) -> None:
     with (
         stored({NAME: CONTENT}, lambda handler, *_: handler.json(503, error_json("away"))) as server,
         pytest.raises(APIError, match="away"),
     ):
         await download(kind, server, tmp_path)
+    assert on_disk(tmp_path) == {}
+
+
+async def test_four_files_that_fail_at_once_are_one_error(
+    kind: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "sub").symlink_to(tmp_path / "elsewhere")
+    with stored({f"sub/{n}": b"1" for n in range(4)}) as server, pytest.raises(DownloadError, match="leads out"):
+        await download(kind, server, tmp_path / "out")
     gc.collect()
     assert not [record for record in caplog.records if record.name == "asyncio"], "no task's error is left unheard"
-    assert on_disk(tmp_path) == {}
