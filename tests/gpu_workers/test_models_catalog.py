@@ -9,9 +9,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,44 +19,11 @@ from finery_gpu_workers.errors import WorkerError
 from finery_gpu_workers.models import catalog
 from finery_gpu_workers.models.catalog import resolve
 from finery_gpu_workers.models.load import load_model
+from finery_testing.served import Answer, served
 from finery_testing.tiny import make_tiny_model
 
-Answer = tuple[int, dict[str, str], bytes]
 S3 = S3Source(type="s3", url="s3://models/tiny/v1")
 HUB = HubSource(type="hub", repo="acme/tiny")
-
-
-@contextmanager
-def served(answer: Callable[[str], Answer]) -> Iterator[tuple[str, list[str]]]:
-    """A server on a free port; yields its URL and the paths asked for."""
-    asked: list[str] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            status, headers, body = answer(self.path)
-            self.send_response(status)
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body)
-
-        do_HEAD = do_GET  # noqa: N815
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", asked
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 @pytest.fixture
@@ -199,64 +164,6 @@ def test_two_workers_at_once_fetch_once(tiny: Path, tmp_path: Path, monkeypatch:
         found = {future.result(60) for future in [pool.submit(work), pool.submit(work)]}
     assert len(found) == 1
     assert sum("list-type=2" in path for path in asked) == 1
-
-
-def hub_answer(folder: Path) -> Callable[[str], Answer]:
-    as_json = {"Content-Type": "application/json"}
-
-    def answer(path: str) -> Answer:
-        path = path.split("?")[0]
-        if path.startswith("/api/models/acme/tiny/revision/"):
-            siblings = [{"rfilename": p.name, "size": p.stat().st_size} for p in folder.iterdir()]
-            about = {"id": "acme/tiny", "sha": "a" * 40, "siblings": siblings}
-            return 200, as_json, json.dumps(about).encode()
-        if path.startswith("/api/models/acme/tiny/tree/"):
-            tree = [{"type": "file", "path": p.name, "size": p.stat().st_size, "oid": "0"} for p in folder.iterdir()]
-            return 200, as_json, json.dumps(tree).encode()
-        file = folder / path.rsplit("/", 1)[-1]
-        if not path.startswith("/acme/tiny/resolve/") or not file.exists():
-            return 404, {"X-Error-Code": "RepoNotFound"}, b"{}"
-        content = file.read_bytes()
-        etag = hashlib.sha256(content).hexdigest()
-        return 200, {"ETag": f'"{etag}"', "X-Repo-Commit": "a" * 40}, content
-
-    return answer
-
-
-@contextmanager
-def hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    with served(hub_answer(folder)) as (url, asked):
-        monkeypatch.setenv("HF_ENDPOINT", url)
-        yield asked
-
-
-def test_the_hub_is_asked_for_safe_files_only(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tiny / "pytorch_model.bin").write_bytes(b"\x80\x04N.")
-    (tiny / "modeling.py").write_text("raise SystemExit")
-    with hub(tiny, monkeypatch) as asked:
-        folder = resolve(HUB, tmp_path / "cache")
-    assert not [path for path in asked if path.endswith((".bin", ".py"))]
-    assert {p.name for p in folder.iterdir()} == {p.name for p in tiny.iterdir()} - {
-        "pytorch_model.bin",
-        "modeling.py",
-    } | {"finery.json"}
-    load_model(folder, device="cpu", dtype=torch.float32)
-
-
-def test_an_unknown_repository_is_said_to_be_unknown(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with hub(tiny, monkeypatch):
-        error = error_of(HubSource(type="hub", repo="acme/none"), tmp_path / "cache")
-    assert (error.code, "acme/none" in error.message) == ("model_not_found", True)
-
-
-def test_a_hub_that_cannot_be_reached_is_said_to_be_unreachable(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with hub(tiny, monkeypatch):
-        pass  # The address stays set, the server is gone.
-    assert error_of(HUB, tmp_path / "cache").code == "model_source_unavailable"
 
 
 def wheel_with(folder: Path, member: str) -> WheelSource:

