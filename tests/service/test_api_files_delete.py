@@ -52,7 +52,8 @@ async def test_a_deleted_file_is_gone_from_everywhere_and_its_row_stays(api: Api
         assert (again.status_code, again.json()["error"]["code"]) == (404, "file_not_found")
     assert [found["id"] for found in (await door.get("/v1/files")).json()["data"]] == [other]
     for param in ("training_file", "validation_file"):
-        job = await door.job(**{"training_file": other, param: file})
+        fields: dict[str, Any] = {"training_file": other, param: file}
+        job = await door.job(**fields)
         assert (job.status_code, job.json()["error"]["code"]) == (400, "file_not_found")
         assert job.json()["error"]["param"] == param
     left = await row(api, file)

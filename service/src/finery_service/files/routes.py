@@ -66,6 +66,7 @@ async def list_(
 
 @router.get("/{file_id}", response_model=File, responses=guarded(404, noun="file"))
 async def retrieve(file_id: str, services: Here, member: TenantMember) -> Response:
+    """What was uploaded: its size, digest, format, rows, and what is wrong with it."""
     async with transaction(services.app_engine, member.tenant_id) as session:
         return answer(await service.get(session, member.tenant_id, file_id))
 
