@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 
@@ -103,7 +104,7 @@ async def test_e19_a_job_whose_answer_was_lost_is_not_made_twice(api: Api) -> No
 
         await api.app(scope, receive, gone)
 
-    transport = httpx.ASGITransport(dropped, raise_app_exceptions=False)  # type: ignore[arg-type]
+    transport = httpx.ASGITransport(dropped, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://finery.test", headers=headers) as client:
         for _ in range(2):
             assert (await client.post("/v1/jobs", json=body)).status_code == 500, "what the transport makes of it"
@@ -147,7 +148,7 @@ async def test_e10_nothing_is_metered_after_the_end(api: Api) -> None:
         await worker.publish(2)
         await worker.finish("cancelled_by_customer")
         for late in (worker.commit(step(3)), worker.publish(2), worker.finish("completed"), worker.heartbeat()):
-            await control.refused(late, control.grpc.StatusCode.ABORTED)
+            await control.refused(late, grpc.StatusCode.ABORTED)
     shown = (await door.get(f"/v1/jobs/{job}")).json()
     assert (shown["state"], shown["usage"]) == ("cancelled", {"train.sft": 200})
     ends = [event for event in await control.events(api.system_engine, job, "state") if event.data["to"] == "cancelled"]

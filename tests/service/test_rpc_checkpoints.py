@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import grpc
 import pytest
@@ -139,7 +140,12 @@ async def test_begin_tells_base_start_encodings_and_preview(
     whole, merged, start = [await checkpoint(system_engine, parent, now=clock(), step=n) for n in (1, 2, 3)]
     parquet = await factories.file(system_engine, tenant, now=clock(), encoding="parquet")
     base = [{"checkpoint": whole.id, "kind": "full"}, {"checkpoint": merged.id, "kind": "merge"}]
-    values = {"base": base, "fence": 1, "training_file": parquet, "preview": {"request": {"model": "m"}}}
+    values: dict[str, Any] = {
+        "base": base,
+        "fence": 1,
+        "training_file": parquet,
+        "preview": {"request": {"model": "m"}},
+    }
     jobs = [
         await factories.job(system_engine, tenant, now=clock(), state="starting", from_checkpoint_id=id_, **values)
         for id_ in (start.id, merged.id)

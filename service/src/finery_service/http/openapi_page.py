@@ -87,15 +87,15 @@ def _field_docs(kind: type[BaseModel]) -> dict[str, str]:
         if not isinstance(node, ast.ClassDef) or node.name != kind.__name__:
             continue
         for field, after in zip(node.body, node.body[1:], strict=False):
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-                sentence = ast.literal_eval(after.value) if _is_text(after) else None
-                if sentence is not None:
-                    docs[field.target.id] = " ".join(sentence.split())
+            sentence = _text(after)
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and sentence is not None:
+                docs[field.target.id] = " ".join(sentence.split())
     return docs
 
 
-def _is_text(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+def _text(node: ast.stmt) -> str | None:
+    value = node.value.value if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) else None
+    return value if isinstance(value, str) else None
 
 
 def _exemplify(schemas: dict[str, Any]) -> None:

@@ -59,8 +59,10 @@ def _on_top_of(checkpoint: CheckpointRow, parent: JobRow, spec: JobCreate, model
         return Start(spec, model, [_part(checkpoint, "full")])
     if spec.merge_checkpoint or spec.adapter.type == "full":
         return Start(spec, model, [*parent.base, _part(checkpoint, "merge")])
-    taken = {"adapter": _ADAPTER.validate_python(parent.spec["adapter"])}
-    taken["added_tokens"] = tuple(parent.spec.get("added_tokens", ()))
+    taken = {
+        "adapter": _ADAPTER.validate_python(parent.spec["adapter"]),
+        "added_tokens": tuple(parent.spec.get("added_tokens", ())),
+    }
     for name, value in taken.items():
         if name in spec.model_fields_set and getattr(spec, name) != value:
             expected = (
