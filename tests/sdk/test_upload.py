@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.datastructures import FormData
 from starlette.requests import Request
 
 from finery import Finery, FineryError
@@ -56,14 +57,23 @@ def form_of(kind: Client, *statuses: int) -> Form:
     return Form(*statuses) if kind is Finery else AsyncForm(*statuses)
 
 
-async def parsed(request: httpx.Request) -> tuple[str, str, bytes]:
-    """The name field, the file's own name, the content."""
+async def form_data(request: httpx.Request) -> FormData:
     headers = [(name.lower(), text) for name, text in request.headers.raw]
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": request.content, "more_body": False}
 
-    form = await Request({"type": "http", "method": "POST", "headers": headers}, receive).form()
+    return await Request({"type": "http", "method": "POST", "headers": headers}, receive).form()
+
+
+async def texts(request: httpx.Request) -> dict[str, str]:
+    """The form's text fields."""
+    return {name: field for name, field in (await form_data(request)).items() if isinstance(field, str)}
+
+
+async def parsed(request: httpx.Request) -> tuple[str, str, bytes]:
+    """The name field, the file's own name, the content."""
+    form = await form_data(request)
     name, file = form["name"], form["file"]
     assert isinstance(name, str)
     assert not isinstance(file, str)
@@ -92,6 +102,15 @@ async def test_e17_the_name_of_a_file_on_disk_arrives_as_it_is(kind: Client, tmp
     with path.open("rb") as file:
         await value(mocked(kind, form).files.upload(file))
     assert [await parsed(request) for request in form.requests] == [(NAMES[0], NAMES[0], b'{"a": 1}\n')] * 3
+
+
+@pytest.mark.parametrize("kind", BOTH)
+async def test_a_project_goes_along_as_a_field(kind: Client) -> None:
+    for project, fields in (("proj_2", {"name": "a.jsonl", "project": "proj_2"}), (None, {"name": "a.jsonl"})):
+        form = form_of(kind)
+        await value(mocked(kind, form).files.upload(b"{}", name="a.jsonl", project=project))
+        assert await texts(form.requests[0]) == fields
+        assert (await parsed(form.requests[0]))[2] == b"{}"
 
 
 def test_e17_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import quote
 
@@ -20,6 +21,7 @@ from finery.types.files import File
 from finery.types.jobs import Event, Job
 from finery.types.methods import SftJobCreate
 from finery.types.models import Model, ModelCreate
+from finery.types.money import plain
 from finery.types.pages import Page
 from finery.types.previews import Preview
 from finery.types.tenants import Key, KeyCreate, Tenant, TenantCreate
@@ -230,6 +232,8 @@ def _value(value: Any) -> Any:
         return {str(name): _value(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_value(item) for item in value]
+    if isinstance(value, Decimal):
+        return plain(value)  # 0.0000004, not 4E-7
     # NaN stays a float here and is refused by `Call.body`, not turned into null.
     return value if isinstance(value, float) else to_jsonable_python(value)
 
