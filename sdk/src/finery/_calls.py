@@ -21,7 +21,6 @@ from finery.types.files import File
 from finery.types.jobs import Event, Job
 from finery.types.methods import SftJobCreate
 from finery.types.models import Model, ModelCreate
-from finery.types.money import plain
 from finery.types.pages import Page
 from finery.types.previews import Preview
 from finery.types.tenants import Key, KeyCreate, Tenant, TenantCreate
@@ -233,7 +232,7 @@ def _value(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_value(item) for item in value]
     if isinstance(value, Decimal):
-        return plain(value)  # 0.0000004, not 4E-7
+        return format(value, "f")  # 0.0000004, not 4E-7
     # NaN stays a float here and is refused by `Call.body`, not turned into null.
     return value if isinstance(value, float) else to_jsonable_python(value)
 
