@@ -99,6 +99,17 @@ def test_a_missing_a_misshapen_and_an_unknown_tensor_are_named(tmp_path: Path) -
         assert (error.code, expected in error.message) == ("invalid_model", True)
 
 
+def test_a_copy_of_the_tied_matrix_is_dropped_and_another_one_is_refused(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "m")
+    tensors = load_file(folder / "model.safetensors")
+    embedding = tensors["model.embed_tokens.weight"]
+    save_file(tensors | {"lm_head.weight": embedding.clone()}, folder / "model.safetensors")
+    assert load_model(folder, device="cpu", dtype=torch.float32).tied
+    save_file(tensors | {"lm_head.weight": embedding + 1}, folder / "model.safetensors")
+    error = load_error(folder)
+    assert (error.code, "tie_word_embeddings" in error.message) == ("invalid_model", True)
+
+
 def test_sharded_weights_load_like_one_file(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "m")
     whole = load_model(folder, device="cpu", dtype=torch.float32)

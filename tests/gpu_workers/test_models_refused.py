@@ -171,3 +171,12 @@ def test_positions_that_go_on_over_a_row_are_not_taken_for_the_models_own(tmp_pa
     model = load(make(tmp_path / "m", "olmo2"))
     with pytest.raises(ValueError, match="count from 0"):
         model.forward(torch.zeros(8, dtype=torch.int64), torch.arange(8), (4, 4))
+
+
+def test_a_tie_that_the_weights_break_is_refused(tmp_path: Path) -> None:
+    folder = make(tmp_path / "m", "gemma2", head_dim=12)
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"] + 1}, path, metadata={"format": "pt"})
+    with pytest.raises(WorkerError, match=r"invalid_model.*tie_word_embeddings"):
+        load(folder)

@@ -109,6 +109,9 @@ def _read(folder: Path, config: Any, dtype: torch.dtype) -> Any:
     for what, names in report.items():
         if names:  # transformers would go on with random weights
             raise invalid(folder, f"{what.replace('_', ' ')}: {sorted(map(str, names))[0]} (of {len(names)})")
+    if config.tie_word_embeddings and net.get_input_embeddings().weight is not net.get_output_embeddings().weight:
+        found = "config.json ties the output matrix to the embedding, but both are stored and differ"
+        raise invalid(folder, f"{found}; set tie_word_embeddings to false")
     return net
 
 

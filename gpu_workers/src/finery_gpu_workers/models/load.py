@@ -17,7 +17,7 @@ from finery_gpu_workers.models.interface import Model
 from finery_gpu_workers.models.merge import grow, merge
 from finery_gpu_workers.models.parts import Part
 from finery_gpu_workers.models.pickles import refuse_pickles
-from finery_gpu_workers.models.tensors import read_tensors, stored_dtype
+from finery_gpu_workers.models.tensors import invalid, read_tensors, stored_dtype
 
 __all__ = ["Part", "compute_dtype", "load_model", "stored_dtype"]
 
@@ -70,8 +70,10 @@ def _load_decoder(
     config: DecoderConfig, folder: Path, merges: Sequence[Path], *, device: str, dtype: torch.dtype, new_tokens: int
 ) -> Decoder:
     weights = read_tensors(folder, device, dtype)
-    if config.tied:  # some exports keep a copy of the tied matrix
-        weights.pop(HEAD, None)
+    if config.tied and (head := weights.pop(HEAD, None)) is not None and not torch.equal(head, weights[EMBEDDING]):
+        # A copy of the tied matrix, which some exports keep, is fine.
+        found = f"config.json ties the output matrix to the embedding, but `{HEAD}` is stored and differs"
+        raise invalid(folder, f"{found}; set tie_word_embeddings to false")
     for adapter in merges:
         merge(weights, adapter, embedding=EMBEDDING, head=HEAD)
     grow(weights, new_tokens, (EMBEDDING, HEAD))
