@@ -8,6 +8,7 @@ grant update (deleted_at) on files to finery_app;
 
 -- kind `preview`: a job that only renders some rows; no list or bill shows it.
 alter table jobs add column kind text not null default 'job' check (kind in ('job', 'preview'));
+create index jobs_previews on jobs (created_at) where kind = 'preview';  -- old ones are deleted
 alter table jobs add column base jsonb not null default '[]';  -- [{"checkpoint", "kind": full | merge}], in order
 alter table jobs add column data jsonb;                        -- finery.types.data.DataReport
 alter table jobs add column preview jsonb;                     -- {"request": PreviewCreate, "rows"?: [PreviewRow]}
