@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 
 from finery.data.rows import ChatRow, read_row
 from finery_gpu_workers.data.tokens import RowTokenizer, TokenRow, add_tokens
-from finery_testing.templates import LLAMA3, MISTRAL, QWEN3, SPECIAL, STRIPS_REASONING
+from finery_testing.templates import LLAMA3, MISTRAL, OPENS_REASONING, QWEN3, SPECIAL, STRIPS_REASONING
 from finery_testing.tiny import CHAT_TEMPLATE, EOS, IM_END, byte_tokenizer
 
 from .samples import template, tokenised
@@ -73,6 +73,21 @@ def strips(messages: list[Message], _: list[Any] | None) -> list[Piece]:
     ]
 
 
+def opens(messages: list[Message], _: list[Any] | None) -> list[Piece]:
+    pieces = []
+    for m in messages:
+        reasoning, content = m.get("reasoning_content", ""), m["content"]
+        if "</think>" in content:
+            before, _, content = content.rpartition("</think>")
+            reasoning, content = before.rpartition("<think>")[2].strip("\n"), content.lstrip("\n")
+        if m["role"] == "assistant":
+            said = f"{reasoning}\n</think>\n\n{content}<|im_end|>"
+            pieces.append(("<|im_start|>assistant\n<think>\n", said, "\n"))
+        else:
+            pieces.append(_chatml_piece(m["role"], m["content"]))
+    return pieces
+
+
 def qwen3(messages: list[Message], tools: list[Any] | None) -> list[Piece]:
     last_question = max(n for n, m in enumerate(messages) if m["role"] == "user")
     pieces: list[Piece] = []
@@ -114,6 +129,7 @@ STYLES: dict[str, tuple[str, Oracle]] = {
     "llama3": (LLAMA3, llama3),
     "mistral": (MISTRAL, mistral),
     "strips": (STRIPS_REASONING, strips),
+    "opens": (OPENS_REASONING, opens),
     "qwen3": (QWEN3, qwen3),
 }
 
@@ -146,7 +162,7 @@ def conversations(draw: st.DrawFn, style: str) -> tuple[list[Message], list[Any]
             calls = [{"id": f"{len(messages)}-{call}", "type": "function", "function": function}]
             asking = draw(answers(True)) | {"tool_calls": calls}
             messages += [asking, {"role": "tool", "tool_call_id": calls[0]["id"], "content": draw(texts)}]
-        messages.append(draw(answers(style in ("strips", "qwen3"))))
+        messages.append(draw(answers(style in ("strips", "opens", "qwen3"))))
     if style == "strips":
         for m in messages:
             m.pop("reasoning_content", None)  # it knows reasoning in the content only

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from finery_gpu_workers.data import turns
 from finery_gpu_workers.data.chat import RowError
 from finery_gpu_workers.data.tokens import RowTokenizer, add_tokens
 from finery_gpu_workers.data.turns import Rendered
@@ -99,6 +100,15 @@ def test_a_template_that_leaves_something_out_is_noticed() -> None:
     assert codes([{"role": "system", "content": "Be brief."}, *HI_OK], deaf) == {"system_not_rendered"}
     assert codes([{"role": "system", "content": "Be brief."}, *HI_OK], CHAT_TEMPLATE) == set()
     assert codes({"messages": [{"role": "system", "content": "s"}, *asked()], "tools": tools}, QWEN3) == set()
+
+
+def test_a_row_of_very_many_turns_is_refused_and_not_rendered_for_hours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "MAX_RENDERED_MESSAGES", 7)
+    assert len(tokenised(HI_OK)) == 1
+    with pytest.raises(RowError, match="2 turns to train in a row of 4 messages") as error:
+        tokenised([*HI_OK, *HI_OK])
+    assert error.value.code == "too_many_messages"
+    assert len(tokenised([*HI_OK, *HI_OK], CHAT_TEMPLATE, "last")) == 1
 
 
 # ---- reasoning

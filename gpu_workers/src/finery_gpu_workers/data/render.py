@@ -42,6 +42,8 @@ from finery_gpu_workers.errors import WorkerError
 RESULT = "result.json"
 PROGRESS = "progress"
 LISTED_PROBLEMS = 100
+MAX_PREVIEW_TOKENS = 250_000
+"""More would not fit into one message to the control plane, but into much memory."""
 PARAMS = {"train": "training_file", "validation": "validation_file"}
 _ADDRESS_SPACE = 8 * 2**30
 _PR_SET_PDEATHSIG = 1
@@ -194,8 +196,15 @@ def _preview(
     (upload,) = request.files.values()
     rows = islice(read_rows(upload.path, upload.encoding, look.first_line), look.rows)
     found = renderer.render(rows, partial(progress.set, 0))
-    shown = [row for rendering in found for row in preview_rows(rendering, renderer.tokenizer, cutter)]
-    return [row.model_dump(mode="json") for row in shown]
+    shown: list[dict[str, Any]] = []
+    tokens = 0
+    for row in (row for rendering in found for row in preview_rows(rendering, renderer.tokenizer, cutter)):
+        tokens += len(row.tokens)
+        if tokens > MAX_PREVIEW_TOKENS:
+            message = f"Expected at most {MAX_PREVIEW_TOKENS} tokens to show, found more; ask for fewer rows."
+            raise WorkerError("preview_too_large", message, param="rows")
+        shown.append(row.model_dump(mode="json"))
+    return shown
 
 
 def _confine(parent: int) -> None:

@@ -20,6 +20,8 @@ from finery_gpu_workers.data.chat import MAX_RENDERED_CHARACTERS, RowError, Temp
 from finery_gpu_workers.data.reasoning import Places, find_reasoning, missing_open, reasoning_of
 
 _KNOWN_ENDINGS = 16
+MAX_RENDERED_MESSAGES = 2_000_000
+"""Of one row, over all its turns: each is rendered with all messages before it (a thousand turns: some seconds)."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ def render_chat(template: Template, row: ChatRow, train_on: TrainOn) -> Iterator
     text = template.render(row.messages, tools=row.tools)
     missing = _missing(template, row, text)
     wanted = _wanted(row, train_on)
+    _check_size(row, wanted)
     if train_on == "all":
         yield _everything(template, row, text, wanted, missing)
         return
@@ -81,6 +84,15 @@ def _wanted(row: ChatRow, train_on: TrainOn) -> list[int]:
     elif train_on == "last":
         answers = answers[-1:]
     return [n for n in answers if n not in row.untrained]
+
+
+def _check_size(row: ChatRow, wanted: list[int]) -> None:
+    if len(wanted) * len(row.messages) > MAX_RENDERED_MESSAGES:
+        found = f"{len(wanted)} turns to train in a row of {len(row.messages)} messages"
+        message = f"expected at most {MAX_RENDERED_MESSAGES} messages over all prompts of a row, found {found}"
+        raise RowError(
+            "too_many_messages", message, path="messages", hint='Split the row, or train on the "last" turn.'
+        )
 
 
 def _rendered(
@@ -210,7 +222,7 @@ def _missing(template: Template, row: ChatRow, text: str) -> frozenset[str]:
     found = set()
     if row.tools:
         if template.takes_tools is None:
-            template.takes_tools = template.render(row.messages) != text
+            template.takes_tools = _differs_without_tools(template, row, text)
         if not template.takes_tools:
             found.add("tools_not_rendered")
     first = row.messages[0]
@@ -219,6 +231,13 @@ def _missing(template: Template, row: ChatRow, text: str) -> frozenset[str]:
     if any(not _call_is_in(call, text) for message in row.messages for call in message.get("tool_calls", ())):
         found.add("tools_not_rendered")
     return frozenset(found)
+
+
+def _differs_without_tools(template: Template, row: ChatRow, text: str) -> bool:
+    try:
+        return template.render(row.messages) != text
+    except RowError:
+        return True
 
 
 def _call_is_in(call: dict[str, Any], text: str) -> bool:
