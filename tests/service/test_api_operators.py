@@ -5,6 +5,7 @@ import re
 import pytest
 
 from finery_service.auth.secrets import well_formed
+from finery_testing import control, factories
 from finery_testing.api import Api, Door
 
 
@@ -97,6 +98,32 @@ async def test_metrics_count_by_route_and_never_by_id(api: Api) -> None:
     assert "finery_http_request_seconds_bucket" in text
     assert "job_unknown" not in text
     assert door.tenant.id not in text
+
+
+async def test_metrics_tell_open_jobs_by_state_and_how_long_the_oldest_waits(own_api: Api) -> None:
+    door = await own_api.tenant()
+    clock, engine = own_api.clock, own_api.system_engine
+    for state in ("queued", "queued", "running", "paused", "succeeded"):
+        await factories.job(engine, door.tenant, now=clock(), state=state)
+    await factories.job(engine, door.tenant, now=clock(), state="validating", kind="preview")
+    waiting = "update jobs set queued_at = now() - interval '90 seconds' where state = 'queued'"
+    await control.execute(engine, waiting)
+    text = (await own_api.client.get("/metrics")).text
+    found = dict(re.findall(r'^finery_open_jobs\{state="(\w+)"\} (\S+)$', text, re.MULTILINE))
+    assert found == {"validating": "0.0", "queued": "2.0", "starting": "0.0", "running": "1.0"}
+    [seconds] = re.findall(r"^finery_oldest_queued_seconds (\S+)$", text, re.MULTILINE)
+    assert 90 <= float(seconds) < 150
+
+
+async def test_metrics_are_told_without_a_database_too(own_api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*_: object) -> None:
+        raise OSError("connection refused")
+
+    monkeypatch.setattr("finery_service.http.health.transaction", away)
+    answer = await own_api.client.get("/metrics")
+    assert answer.status_code == 200
+    assert "finery_open_jobs{" not in answer.text
+    assert "finery_oldest_queued_seconds NaN" in answer.text
 
 
 async def test_every_route_of_tenants_and_operators_asks_for_a_key(api: Api) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -138,6 +139,33 @@ def test_days_before_the_start_carry_their_rounding_and_are_not_shown() -> None:
     books = {"pb": {"train.sft": Decimal("0.0006")}}
     (row,) = grouped([bucket(1, is_asked=False), bucket(2, void=5)], books, ["job"])
     assert (row.quantity, row.void, row.cost) == (1, 5, Decimal(0))  # 1.2 rounds to 1, and 1 was the first day's
+
+
+async def test_a_window_costs_what_it_adds_to_the_rounded_total_before_it(own_api: Api) -> None:
+    door = await own_api.tenant()
+    prices, yesterday = {"train.sft": "0.0006"}, own_api.clock() - timedelta(days=1)
+    await factories.insert(own_api.system_engine, PriceBookRow(id="pb_odd", effective_from=yesterday, prices=prices))
+    made = await job(own_api, door, price_book_id="pb_odd")
+    for n in range(3):  # 0.6 nano-dollars a day: 0.6, 1.2 and 1.8 so far round to 1, 1 and 2
+        await record(own_api, made, f"step:{n}", 1, MIDNIGHT + timedelta(days=n))
+    days = [f"2026-12-0{2 + n}T00:00:00Z" for n in range(4)]
+    windows = [(await usage(door, start=a, end=b))[0] for a, b in itertools.pairwise(days)]
+    assert [(row["quantity"], row["cost"]) for row in windows] == [(1, "0.000000001"), (1, "0"), (1, "0.000000001")]
+    assert (await usage(door))[0]["cost"] == "0.000000002"
+    assert await usage(door, start=days[3], group_by=["job"]) == [], "nothing was used in it"
+
+
+async def test_too_many_groups_are_refused_and_never_cut_off(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    door = await api.tenant()
+    made = await job(api, door)
+    for n in range(3):
+        await record(api, made, f"step:{n}", 1, MIDNIGHT + timedelta(days=n))
+    monkeypatch.setattr("finery_service.usage.service.MAX_ROWS", 2)
+    answer = await door.get("/v1/usage?group_by=day")
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (400, "too_many_groups", "group_by")
+    assert "found 3" in error["message"]
+    assert len(await usage(door, group_by=["day"], start="2026-12-03T00:00:00Z")) == 2
 
 
 @pytest.mark.parametrize(

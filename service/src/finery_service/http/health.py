@@ -10,6 +10,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
 from finery.types.base import Resource
+from finery.types.jobs import TERMINAL, JobState
 from finery_service.db.engine import transaction
 from finery_service.db.migrate import configuration
 from finery_service.errors import ServiceError
@@ -39,13 +40,36 @@ async def readyz(services: Here) -> Response:
     return answer(Health())
 
 
+_OPEN_JOBS = text("""
+    select known.state, count(jobs.id), greatest(extract(epoch from now() - min(jobs.queued_at)), 0)
+    from unnest(cast(:states as text[])) as known (state)
+    left join jobs on jobs.state = known.state and jobs.kind = 'job'
+        and jobs.state not in ('succeeded', 'failed', 'cancelled', 'paused')
+    group by 1
+""").bindparams(states=[state.value for state in JobState if state not in (*TERMINAL, JobState.PAUSED)])
 _TEXT = {"content": {"text/plain": {"schema": {"type": "string"}}}}
 
 
 @router.get("/metrics", response_class=Response, responses={200: _TEXT})
 async def metrics(services: Here) -> Response:
     """Requests, uploads, streams, open jobs: Prometheus' text format."""
+    await _count_jobs(services)
     return Response(services.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+async def _count_jobs(services: Services) -> None:
+    """Without a database the rest is still told, and of jobs nothing."""
+    metrics = services.metrics
+    metrics.open_jobs.clear()
+    try:
+        async with transaction(services.system_engine) as session:
+            rows = (await session.execute(_OPEN_JOBS)).all()
+    except (SQLAlchemyError, OSError):
+        metrics.oldest_queued.set(float("nan"))
+        return
+    for state, count, _ in rows:
+        metrics.open_jobs.labels(state).set(count)
+    metrics.oldest_queued.set(next((seconds for state, _, seconds in rows if state == JobState.QUEUED), 0))
 
 
 async def _problem(services: Services) -> str | None:

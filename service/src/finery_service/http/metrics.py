@@ -25,6 +25,13 @@ class Metrics:
             "finery_uploaded_bytes", "Bytes of data files received and kept.", registry=self.registry
         )
 
+        self.open_jobs = Gauge(
+            "finery_open_jobs", "Jobs of all tenants that have not ended, by state.", ["state"], registry=self.registry
+        )
+        self.oldest_queued = Gauge(
+            "finery_oldest_queued_seconds", "How long the job that waits longest has waited.", registry=self.registry
+        )
+
     def text(self) -> bytes:
         """In Prometheus' text format."""
         return generate_latest(self.registry)
