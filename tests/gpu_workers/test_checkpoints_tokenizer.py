@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from finery.types.methods import FullWeights, LoraAdapter
@@ -189,6 +190,19 @@ def test_d05_added_tokens_go_on_and_are_merged(make_job: MakeJob, monkeypatch: p
     assert len(set(tokenizers)) == 1
     names = run_card(last_folder(merged), base=first.model, ckpt_job_test=last_folder(first))
     assert torch.allclose(logits_of(names["model"], IDS), spy.logits, atol=1e-4)
+
+
+def test_rows_of_added_tokens_start_as_the_mean_of_all(make_job: MakeJob, tmp_path: Path) -> None:
+    """Also where a padded vocabulary has rows for them: here one of the two."""
+    base = make_tiny_model(tmp_path / "padded", vocab_size=262)
+    control = adding(make_job, adapter=FullWeights(type="full"), model=base, learning_rate=1e-9)
+    assert ended(control) == "completed"
+    name = "model.embed_tokens.weight"
+    before, after = (load_file(each / "model.safetensors")[name] for each in (base, last_folder(control)))
+    assert after.shape == (263, 32)
+    assert torch.allclose(after[261:], before.mean(dim=0).expand(2, -1), atol=1e-3)
+    assert not torch.allclose(before[261], before.mean(dim=0), atol=1e-2)
+    assert torch.allclose(after[:261], before[:261], atol=1e-6)
 
 
 def test_d05_rows_of_added_tokens_that_would_not_be_stored_are_refused(make_job: MakeJob, tmp_path: Path) -> None:

@@ -7,14 +7,17 @@ import json
 from typing import Any
 
 import pytest
+import torch
 
 from finery.types.methods import FullWeights, LoraAdapter
 from finery_testing.control_plane import FakeControlPlane
 
+from .cards import Spy, logits_of, run_card
 from .conftest import MakeJob, chat_rows, ended, evaluations, goes_on, last_folder, last_manifest, stands_on, trained
 
 FULL, OTHER = FullWeights(type="full"), LoraAdapter(rank=2, alpha=4.0, targets=("q_proj", "down_proj"))
 HELD_OUT = chat_rows(3)
+IDS = list(b"What is 2 plus 2?")
 
 
 def first_job(make_job: MakeJob, **job: Any) -> FakeControlPlane:
@@ -55,10 +58,17 @@ def test_a_merged_checkpoint_is_the_base_of_a_new_adapter(make_job: MakeJob) -> 
     assert content["compute"]["base_sha256"] != last_manifest(first)["compute"]["base_sha256"]
 
 
-def test_all_weights_then_an_adapter_then_both_merged(make_job: MakeJob) -> None:
+def test_all_weights_then_an_adapter_then_both_merged(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = first_job(make_job, adapter=FULL)
+    spy = Spy(monkeypatch, IDS)
     adapter = follows(make_job, stands_on(whole, "full"))
     assert evaluations(adapter)[0] == ends_where(whole)
+    names = run_card(last_folder(adapter), ckpt_job_test=last_folder(whole))
+    assert torch.allclose(logits_of(names["model"], IDS), spy.logits, atol=1e-5)
+    third = follows(make_job, stands_on(adapter, "merge"), adapter=OTHER)
+    below = {"ckpt_job_test": last_folder(whole), "ckpt_job_test_next": last_folder(adapter)}
+    names = run_card(last_folder(third), **below)
+    assert torch.allclose(logits_of(names["model"], IDS), spy.logits, atol=1e-4)
     both = follows(make_job, stands_on(adapter, "merge"), adapter=FULL)
     assert evaluations(both)[0] == pytest.approx(ends_where(adapter), rel=1e-5)
     assert [part["kind"] for part in last_manifest(both)["base"]["chain"]] == ["full", "merge"]

@@ -128,12 +128,20 @@ def test_tokens_that_are_all_there_change_nothing(tmp_path: Path, tiny_folder: P
 def test_added_tokens_take_rows_that_the_embedding_already_has(tmp_path: Path) -> None:
     """Vocabularies are often padded: 261 ids, 264 rows."""
     model = make_tiny_model(tmp_path / "padded", vocab_size=264)
-    for count, rows in ((2, 264), (3, 264), (5, 266)):
+    for count, rows, reused in ((2, 264, (261, 262)), (3, 264, (261, 262, 263)), (5, 266, (261, 262, 263))):
         folder = tmp_path / str(count)
         folder.mkdir()
         shutil.rmtree(tmp_path / "scratch", ignore_errors=True)
         job = work(tmp_path, model, adapter=FULL, added_tokens=tuple(f"<{n}>" for n in range(count)))
-        assert (vocabulary(job).base, vocabulary(job).rows) == (264, rows)
+        found = vocabulary(job)
+        assert (found.base, found.rows, found.reused) == (264, rows, reused)
+
+
+def test_an_ordinary_token_that_becomes_special_keeps_its_row(tmp_path: Path, tiny_folder: Path) -> None:
+    job = work(tmp_path, tiny_folder, adapter=LoraAdapter(), added_tokens=("a",))
+    found = vocabulary(job)
+    assert (found.rows, found.reused) == (261, ())
+    assert Tokenizer.from_file(str(tokenizer_folder(job) / "tokenizer.json")).encode("a").ids == [ord("a")]
 
 
 def test_the_bases_digest_names_model_and_parts(tmp_path: Path, tiny_folder: Path) -> None:

@@ -96,6 +96,8 @@ class Vocabulary:
     """As it is trained: `base`, or more where an added token needs a row of its own."""
     tied: bool
     """The base's output matrix is its embedding."""
+    reused: tuple[int, ...] = ()
+    """Ids of added tokens whose rows the base already has: vocabularies are often padded."""
 
     @property
     def new(self) -> int:
@@ -105,11 +107,12 @@ class Vocabulary:
 def vocabulary(work: Work) -> Vocabulary:
     """Raises WorkerError `added_tokens_untrained` where the adapter would leave the rows of added tokens untrained."""
     base, tied = _shape(work)
-    source, folder = _last_part_folder(work), tokenizer_folder(work)
-    if folder != source and _missing(source, work.spec.added_tokens):
-        _check_trained(work, tied)
-        return Vocabulary(base, max(base, _size(folder)), tied)
-    return Vocabulary(base, base, tied)
+    before, after = (_tokenizer(f).get_vocab() for f in (_last_part_folder(work), tokenizer_folder(work)))
+    ids = sorted(after[token] for token in after.keys() - before.keys())
+    if not ids:
+        return Vocabulary(base, base, tied)
+    _check_trained(work, tied)
+    return Vocabulary(base, max(base, ids[-1] + 1), tied, tuple(id_ for id_ in ids if id_ < base))
 
 
 @dataclass(frozen=True)
@@ -231,11 +234,6 @@ def _missing(folder: Path, tokens: tuple[str, ...]) -> list[str]:
 
 def _tokenizer(folder: Path) -> Tokenizer:
     return Tokenizer.from_file(str(folder / TOKENIZER))
-
-
-def _size(folder: Path) -> int:
-    """One more than the highest id."""
-    return max(_tokenizer(folder).get_vocab(with_added_tokens=True).values()) + 1
 
 
 def _add_tokens(folder: Path, tokens: list[str]) -> None:

@@ -23,6 +23,8 @@ import logging
 from dataclasses import asdict
 from functools import partial
 
+import torch
+
 from finery.types.errors import ErrorDetail
 from finery.types.jobs import Intent
 from finery.types.reasons import JobReason
@@ -36,6 +38,7 @@ from finery_gpu_workers.methods.prepare import load_prepared
 from finery_gpu_workers.methods.sft_run import Evaluation, Result, Run
 from finery_gpu_workers.models.interface import Model
 from finery_gpu_workers.models.load import compute_dtype, load_model, stored_dtype
+from finery_gpu_workers.models.targets import SAVED
 from finery_gpu_workers.report import Outbox
 from finery_gpu_workers.resume import Bundle, Cursor
 from finery_gpu_workers.start import Start, open_start, start_adapter
@@ -103,7 +106,16 @@ def _load(work: Work, start: Start, bundle: Bundle | None) -> Model:
     model = load_model(work.model_folder, start.parts, device=work.device, dtype=dtype, new_tokens=rows.new)
     if model.vocab != rows.rows:
         raise RuntimeError(f"rows of the embedding: expected {rows.rows}, found {model.vocab}")
+    _start_rows(model, rows.reused)
     return model
+
+
+@torch.no_grad()
+def _start_rows(model: Model, ids: tuple[int, ...]) -> None:
+    """Rows that were there but belonged to no token begin as new ones do: as the mean of all."""
+    for name, weight in model.named_weights():
+        if ids and name in SAVED.values():
+            weight[list(ids)] = weight.float().mean(dim=0).to(weight.dtype)
 
 
 def _start(run: Run, bundle: Bundle | None) -> Cursor:
