@@ -74,7 +74,7 @@ async def test_malformed_key_is_refused_without_the_database(own_api: Api) -> No
 
 async def test_revoked_key_stops_working_at_once(api: Api) -> None:
     operator = await api.operator()
-    tenant = (await operator.post("/v1/tenants", json={"name": "acme"})).json()
+    tenant = (await operator.post("/v1/tenants", json={"name": "h14 a"})).json()
     key = (await operator.post(f"/v1/tenants/{tenant['id']}/keys", json={})).json()
     client = api.with_key(key["secret"])
     assert (await client.get("/v1/jobs")).status_code == 200
@@ -229,7 +229,7 @@ async def test_database_that_is_gone_is_a_503_to_retry(own_api: Api) -> None:
 
 async def test_no_secret_is_logged_or_listed(api: Api) -> None:
     operator = await api.operator()
-    tenant = (await operator.post("/v1/tenants", json={"name": "acme"})).json()
+    tenant = (await operator.post("/v1/tenants", json={"name": "h14 b"})).json()
     with capture_logs() as logs:
         key = (await operator.post(f"/v1/tenants/{tenant['id']}/keys", json={"name": "laptop"})).json()
         listed = await operator.get(f"/v1/tenants/{tenant['id']}/keys")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import re
 
 import pytest
@@ -11,7 +12,7 @@ from finery_testing.api import Api, Door
 
 async def test_tenant_key_and_first_request(api: Api) -> None:
     operator = await api.operator()
-    tenant = (await operator.post("/v1/tenants", json={"name": "acme"})).json()
+    tenant = (await operator.post("/v1/tenants", json={"name": "first"})).json()
     assert tenant["default_project"].startswith("proj_")
     assert tenant["id"] in [item["id"] for item in (await operator.get("/v1/tenants?limit=100")).json()["data"]]
     key = (await operator.post(f"/v1/tenants/{tenant['id']}/keys", json={})).json()
@@ -49,9 +50,30 @@ async def test_bad_requests_name_their_field(
     assert (answer.status_code, answer.json()["error"]["param"]) == (status, param), answer.text
 
 
+async def test_a_key_needs_no_body_as_everything_in_it_has_a_default(api: Api) -> None:
+    operator = await api.operator()
+    tenant = (await operator.post("/v1/tenants", json={"name": "bodyless"})).json()
+    made = await operator.post(f"/v1/tenants/{tenant['id']}/keys")
+    assert (made.status_code, made.json()["name"]) == (201, "default")
+    again = await operator.post(f"/v1/tenants/{tenant['id']}/keys", headers={"idempotency-key": "k"})
+    same = await operator.post(f"/v1/tenants/{tenant['id']}/keys", json={}, headers={"idempotency-key": "k"})
+    assert same.json()["id"] == again.json()["id"], "no body and {} are one request"
+    assert (await operator.post("/v1/tenants")).status_code == 400, "a name has no default"
+
+
+async def test_names_of_tenants_are_taken_once(api: Api) -> None:
+    operator = await api.operator()
+    answers = await asyncio.gather(*(operator.post("/v1/tenants", json={"name": "twins"}) for _ in range(5)))
+    assert sorted(answer.status_code for answer in answers) == [201, 409, 409, 409, 409]
+    refused = next(answer for answer in answers if answer.status_code == 409)
+    assert (refused.json()["error"]["code"], refused.json()["error"]["param"]) == ("tenant_exists", "name")
+    assert refused.headers["x-should-retry"] == "false"
+    assert (await operator.post("/v1/tenants", json={"name": "Twins"})).status_code == 201
+
+
 async def test_key_of_another_tenants_project_is_refused(api: Api) -> None:
     operator, other = await api.operator(), await api.tenant()
-    tenant = (await operator.post("/v1/tenants", json={"name": "acme"})).json()
+    tenant = (await operator.post("/v1/tenants", json={"name": "second"})).json()
     answer = await operator.post(f"/v1/tenants/{tenant['id']}/keys", json={"project": other.tenant.project_id})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "project")
     unknown = await operator.delete(f"/v1/tenants/{tenant['id']}/keys/key_unknown")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from sqlalchemy import text
 from sqlmodel import col, select
 from sqlmodel.ext.asyncio.session import AsyncSession
 
@@ -11,6 +12,13 @@ async def insert(session: AsyncSession, tenant: TenantRow, project: ProjectRow) 
     await session.flush()
     session.add(project)
     await session.flush()
+
+
+async def is_taken(session: AsyncSession, name: str) -> bool:
+    """Whether a tenant has the name. Nobody else can take it until the transaction ends."""
+    lock = text("select pg_advisory_xact_lock(hashtextextended('tenant name ' || :name, 0))")
+    await session.execute(lock, {"name": name})
+    return (await session.exec(select(TenantRow.id).where(TenantRow.name == name))).first() is not None
 
 
 async def get(session: AsyncSession, tenant_id: str) -> TenantRow | None:
