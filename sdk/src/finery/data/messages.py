@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from finery.data.problems import MISSING, Place, RowError, kind, text_of, wrong_type
+from finery.data.problems import MISSING, Place, RowError, is_clean, kind, text_of, wrong_type
 from finery.data.strict_json import shown
 from finery.data.tools import check_calls, read_calls
 
@@ -43,13 +43,13 @@ def read_messages(value: Any, path: str) -> tuple[list[Message], set[int]]:
 
 
 def _is_plain(message: Any) -> bool:
-    """Whether it is a role and an ASCII text: most are, and then nothing else needs to be looked at."""
+    """Whether it is a role and a text: most are, and then nothing else needs to be looked at."""
     if type(message) is not dict or len(message) != 2:
         return False
     role, content = message.get("role"), message.get("content")
     if type(role) is not str or role not in _PLAIN_ROLES or type(content) is not str:
         return False
-    return content.isascii() and "\0" not in content
+    return is_clean(content)
 
 
 def _message(given: Any, path: str, place: int) -> Message:

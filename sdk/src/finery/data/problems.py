@@ -39,9 +39,20 @@ def text_of(value: Any, path: str, expected: str = "a text") -> str:
     """`value` if it is a text that can be stored and trained on."""
     if not isinstance(value, str):
         raise wrong_type(path, expected, value)
-    if "\0" in value or not value.isascii():
+    if not is_clean(value):
         check_json(value, path)
     return value
+
+
+def is_clean(text: str) -> bool:
+    """Whether it has neither U+0000 nor half a character."""
+    if "\0" in text:
+        return False
+    try:
+        text.isascii() or text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def check_json(value: Any, path: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from typing import Any
 
 Path = tuple[str | int, ...]
 _LONGEST_PATH = 300
+_SUSPICIOUS = re.compile(r"\\u(?:0000|[dD][89a-fA-F])")
+"""Half characters and U+0000 can only come in as escapes."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +55,7 @@ class StrictReader:
         self._marked = False
         try:
             value = self._decoder.decode(text)
-            # Half characters and U+0000 can only come in as escapes.
-            suspicious = self._marked or "\\u" in text
+            suspicious = self._marked or ("\\u" in text and _SUSPICIOUS.search(text))
             return value, list(flaws(value)) if suspicious else []
         except RecursionError:
             raise ValueError("expected JSON that is nested less deep") from None
