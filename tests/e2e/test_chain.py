@@ -28,7 +28,10 @@ from .jobs import held_out_losses, short, succeeded
 pytestmark = pytest.mark.e2e
 IM_START, IM_END = 259, 260
 LORA = {"type": "lora", "rank": 4, "alpha": 8}
-CLOSE = {"rel": 1e-4}
+
+
+def near(loss: float) -> Any:
+    return pytest.approx(loss, rel=1e-4)
 
 
 class Chain:
@@ -108,9 +111,9 @@ def tokens(question: str, answer: str) -> tuple[list[int], list[int]]:
 def test_an_adapter_loads_with_peft_and_all_weights_with_transformers(chain: Chain, base: Any) -> None:
     assert (chain.checkpoint("lora").kind, chain.checkpoint("full").kind) == ("adapter", "full")
     before = loss_of(base)
-    assert chain.losses("lora")[0] == pytest.approx(before, **CLOSE)
-    assert loss_of(adapted(base, chain.download("lora"))) == pytest.approx(chain.losses("lora")[1], **CLOSE)
-    assert loss_of(whole(chain.download("full"))) == pytest.approx(chain.losses("full")[1], **CLOSE)
+    assert chain.losses("lora")[0] == near(before)
+    assert loss_of(adapted(base, chain.download("lora"))) == near(chain.losses("lora")[1])
+    assert loss_of(whole(chain.download("full"))) == near(chain.losses("full")[1])
     assert max(chain.losses("lora")[1], chain.losses("full")[1]) < before
 
 
@@ -128,35 +131,35 @@ def test_both_carry_tokenizer_and_template(chain: Chain) -> None:
 
 def test_an_adapter_goes_on_and_is_merged_at_the_end(chain: Chain, base: Any) -> None:
     first, last = chain.losses("goes on")
-    assert first == pytest.approx(chain.losses("lora")[1], **CLOSE)
+    assert first == near(chain.losses("lora")[1])
     assert last < first
     folder = chain.download("goes on")
-    assert loss_of(adapted(base, folder)) == pytest.approx(last, **CLOSE)
-    assert loss_of(whole(folder / "merged")) == pytest.approx(last, **CLOSE)
+    assert loss_of(adapted(base, folder)) == near(last)
+    assert loss_of(whole(folder / "merged")) == near(last)
     job = chain.client.jobs.retrieve(chain.jobs["goes on"].id)
     assert (job.from_checkpoint, job.adapter["rank"]) == (chain.checkpoint("lora").id, 4), "its shape is taken over"
 
 
 def test_a_new_adapter_starts_on_the_merged_one(chain: Chain, base: Any) -> None:
     first, last = chain.losses("new on merged")
-    assert first == pytest.approx(chain.losses("lora")[1], **CLOSE)
+    assert first == near(chain.losses("lora")[1])
     below = adapted(base, chain.download("lora")).merge_and_unload()
-    assert loss_of(adapted(below, chain.download("new on merged"))) == pytest.approx(last, **CLOSE)
+    assert loss_of(adapted(below, chain.download("new on merged"))) == near(last)
 
 
 def test_an_adapter_on_all_weights(chain: Chain) -> None:
     first, last = chain.losses("lora on full")
-    assert first == pytest.approx(chain.losses("full")[1], **CLOSE)
+    assert first == near(chain.losses("full")[1])
     below = whole(chain.download("full"))
-    assert loss_of(adapted(below, chain.download("lora on full"))) == pytest.approx(last, **CLOSE)
+    assert loss_of(adapted(below, chain.download("lora on full"))) == near(last)
 
 
 def test_three_links(chain: Chain) -> None:
     """LoRA, merged; a new LoRA, merged; all weights."""
     first, last = chain.losses("full on both")
-    assert first == pytest.approx(chain.losses("new on merged")[1], **CLOSE)
+    assert first == near(chain.losses("new on merged")[1])
     assert chain.checkpoint("full on both").kind == "full"
-    assert loss_of(whole(chain.download("full on both"))) == pytest.approx(last, **CLOSE)
+    assert loss_of(whole(chain.download("full on both"))) == near(last)
 
 
 def test_d05_added_tokens_are_one_token_each_trained_and_exported(chain: Chain, base: Any, tmp_path: Path) -> None:
@@ -181,4 +184,4 @@ def test_d05_added_tokens_are_one_token_each_trained_and_exported(chain: Chain, 
         adapted(base, folder)
     resized = copy.deepcopy(base)
     resized.resize_token_embeddings(263, mean_resizing=False)
-    assert loss_of(adapted(resized, folder)) == pytest.approx(chain.losses("added")[1], **CLOSE)
+    assert loss_of(adapted(resized, folder)) == near(chain.losses("added")[1])

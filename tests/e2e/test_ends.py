@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 
@@ -35,6 +36,36 @@ def upload(client: Finery, folder: Path, *conversations: list[tuple[str, str]]) 
 SHORT = [("user", "hi"), ("assistant", "ok")]
 """25 tokens, 3 of them trained."""
 LONG = [("user", "h" * 30), ("assistant", "ok")]
+
+
+class Looking:
+    """A preview whose template loops, while other tests go on: it takes its time to be given up."""
+
+    def __init__(self, client: Finery, file: File) -> None:
+        self.error: BaseException | None = None
+        self.thread = threading.Thread(target=self._look, args=(client, file))
+        self.thread.start()
+
+    def _look(self, client: Finery, file: File) -> None:
+        try:
+            client.files.preview(file, model="loops", timeout=240)
+        except BaseException as error:
+            self.error = error
+
+
+@pytest.fixture(scope="module", autouse=True)
+def looping(stack: Stack, client: Finery, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Looking]:
+    add_model(stack, "loops", LOOP + CHAT_TEMPLATE)
+    looking = Looking(client, upload(client, tmp_path_factory.mktemp("rows"), SHORT))
+    yield looking
+    looking.thread.join()
+
+
+def test_h12_a_job_goes_by_while_the_template_of_a_preview_loops(
+    client: Finery, looping: Looking, tmp_path: Path
+) -> None:
+    succeeded(client, short(client, upload(client, tmp_path, SHORT).id))
+    assert looping.thread.is_alive()
 
 
 def test_a18_a_row_that_loses_its_answer_to_max_length_is_dropped_counted_and_not_billed(
@@ -75,32 +106,6 @@ def test_a31_a_template_that_refuses_a_role_fails_the_job_with_its_lines(
     ]
     assert "no system role, please" in error.message
     succeeded(client, short(client, file.id))  # its model's template takes them
-
-
-def test_h12_a_preview_whose_template_loops_ends_and_holds_nobody_up(
-    stack: Stack, client: Finery, tmp_path: Path
-) -> None:
-    add_model(stack, "loops", LOOP + CHAT_TEMPLATE)
-    file = upload(client, tmp_path, SHORT)
-    caught: list[BaseException] = []
-
-    def look() -> None:
-        try:
-            client.files.preview(file, model="loops", timeout=240)
-        except BaseException as error:
-            caught.append(error)
-
-    looking = threading.Thread(target=look)
-    looking.start()
-    succeeded(client, short(client, file.id))
-    assert looking.is_alive(), "the job went by while the preview still looped"
-    looking.join()
-    (error,) = caught
-    assert isinstance(error, PreviewFailedError)
-    assert error.preview.status == "failed"
-    assert error.preview.error is not None
-    assert error.preview.error.code == "invalid_chat_template"
-    assert client.files.preview(file, model="tiny").rows[0].trained_tokens == 3
 
 
 def test_training_stops_early_where_the_held_out_loss_rises_and_marks_the_best_checkpoint(
@@ -192,3 +197,13 @@ def test_a_checkpoint_is_deleted_when_no_job_needs_it_any_more(
         client.checkpoints.retrieve(checkpoint.id)
     assert not list(client.checkpoints.list(job=first.id))
     stack.until(lambda: not stored(), 60, "its objects are gone")
+
+
+def test_h12_a_preview_whose_template_loops_is_given_up(client: Finery, looping: Looking) -> None:
+    looping.thread.join()
+    assert isinstance(looping.error, PreviewFailedError)
+    preview = looping.error.preview
+    assert preview.status == "failed"
+    assert preview.error is not None
+    assert preview.error.code == "invalid_chat_template"
+    assert client.files.preview(preview.file, model="tiny").rows[0].trained_tokens == 3

@@ -12,14 +12,14 @@ from finery.types.files import File
 from finery.types.jobs import Job
 from finery_testing.stack import Stack
 
-from .jobs import adapter_sha256, attempts, create, processes_naming, short, stream_until_step, succeeded, verify
+from .jobs import LONG, adapter_sha256, attempts, create, processes_naming, short, stream_until_step, succeeded, verify
 
 pytestmark = pytest.mark.e2e
-STEPS = 120
+STEPS, EVERY = int(LONG["max_steps"]), int(LONG["checkpoint_every"])
 
 
 def long(client: Finery, training_file: File) -> Job:
-    return create(client, training_file.id, max_steps=STEPS)
+    return create(client, training_file.id)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,8 @@ def test_a_worker_is_killed_while_it_pauses(stack: Stack, client: Finery, traini
     client.jobs.pause(job.id)
     os.kill(pid, signal.SIGKILL)
     job = until_paused(stack, client, job)
-    assert job.progress.step == 20, "its last checkpoint"
+    (*_, checkpoint) = client.checkpoints.list(job=job.id)
+    assert (checkpoint.step, checkpoint.step % EVERY) == (job.progress.step, 0), "it rests at its last checkpoint"
     assert client.usage.list(job=job.id, group_by=["sku"])[0].provisional == 0
     check_resumed(client, job, in_one_go)
 
