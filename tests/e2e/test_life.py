@@ -124,25 +124,6 @@ def test_a_file_with_bad_lines_is_kept_as_invalid_with_line_numbers_and_refused_
     assert caught.value.param == "training_file"
 
 
-def test_data_without_a_trainable_token_fails_before_a_slot_is_taken_and_costs_nothing(
-    client: Finery, tmp_path: Path
-) -> None:
-    row = {"messages": [{"role": "user", "content": "long " * 100}, {"role": "assistant", "content": "short"}]}
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps(row) + "\n")
-    file = client.files.upload(path)
-    job = client.jobs.create(
-        method="sft", model="tiny", training_file=file.id, hyperparameters={"max_length": 64, "batch_tokens": 64}
-    )
-    job = client.jobs.wait(job.id, timeout=60, raise_on_failure=False)
-    assert (job.state, job.reason) == ("failed", "no_trainable_tokens")
-    assert job.error is not None
-    assert job.error.code == "no_trainable_tokens"
-    assert not job.usage
-    assert job.cost == 0
-    assert not list(client.checkpoints.list(job=job.id))
-
-
 def test_tenants_never_see_each_other(stack: Stack, client: Finery, training_file: File) -> None:
     job = create(client, training_file.id, max_steps=2)
     client.jobs.wait(job.id, timeout=60)
