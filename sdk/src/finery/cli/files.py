@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pydantic import TypeAdapter
 
 from finery.cli.output import AsJson, client, err, print_facts, print_json, print_table, problem, size
 from finery.client import Finery
+from finery.data.check import Report, check_file
 from finery.progress import TransferProgress
 from finery.types.files import File
 
@@ -31,6 +33,26 @@ def upload(
     else:
         show(file)
     if file.status == "invalid":
+        raise typer.Exit(1)
+
+
+@app.command()
+def check(
+    path: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A data set: JSONL or parquet.")],
+    json: AsJson = False,
+) -> None:
+    """What an upload would be told, without one: needs no server and no key. Exits with 1 if rows are wrong."""
+    try:
+        with TransferProgress(path.name, err) as progress:
+            report = check_file(path, progress)
+    except ImportError as error:
+        err.print(str(error), markup=False)
+        raise typer.Exit(2) from None
+    if json:
+        typer.echo(TypeAdapter(Report).dump_json(report, indent=2))
+    else:
+        show_report(report)
+    if report.status == "invalid":
         raise typer.Exit(1)
 
 
@@ -103,6 +125,16 @@ def send(finery: Finery, path: Path, name: str | None = None, project: str | Non
     """Upload with a bar."""
     with TransferProgress(path.name, err) as progress:
         return finery.files.upload(path, name=name, project=project, on_progress=progress)
+
+
+def show_report(report: Report) -> None:
+    kind = " ".join(part for part in (report.format, report.encoding) if part)
+    print_facts([("status", report.status), ("format", kind), ("rows", report.rows), ("errors", report.problem_count)])
+    if report.problems:
+        rows = [(fault.line, fault.path, fault.code, fault.message, fault.hint) for fault in report.problems]
+        print_table(("line", "path", "code", "message", "hint"), rows)
+    if report.problem_count > len(report.problems):
+        err.print(f"and {report.problem_count - len(report.problems)} more", style="red")
 
 
 def show(file: File) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from finery.data.strict_json import StrictReader, dotted
+from finery.data.strict_json import StrictReader, dotted, printable
 from finery.types.errors import Problem
 
 MAX_ROW_BYTES = 16 * 2**20
@@ -155,10 +155,10 @@ def _row(names: list[str], row: Any) -> dict[str, Any] | Problem:
 
 
 def _unreadable(error: Exception) -> Problem:
-    text = " ".join(str(error).split())
+    text = printable(" ".join(str(error).split()), 250)
     if "ncrypt" in text or "decrypt" in text:
         return _encrypted()
-    return _broken(f"expected a parquet file, found one that cannot be read: {text}"[:300], _WRITE_ANEW)
+    return _broken(f"expected a parquet file, found one that cannot be read: {text}", _WRITE_ANEW)
 
 
 def _encrypted() -> Problem:
