@@ -39,7 +39,8 @@ def reply(handler: Handler, seen: Seen) -> None:
     call = f"{seen.method} {seen.path.partition('?')[0]}"
     if seen.headers.get("accept") == "text/event-stream":
         handler.stream()
-        return handler.wfile.write(sse(event_json(1), event_json(2), done=True)) and None
+        handler.wfile.write(sse(event_json(1), event_json(2), done=True))
+        return None
     if seen.method == "DELETE":
         return handler.whole(204, b"")
     answers: dict[str, Any] = {

@@ -67,7 +67,7 @@ class Worker:
 
 async def test_a_preview_is_asked_for_once_and_looked_at_ever_less_often(kind: Client) -> None:
     time, worker = Time(), Worker(12, preview_json())
-    model = Model(id="mdl_1", name="m", max_length=8, created_at=NOW)  # type: ignore[arg-type]
+    model = Model(id="mdl_1", name="m", max_length=8, created_at=NOW)
     options = {"train_on": "last", "max_length": 64, "truncation": "left", "added_tokens": ("<t>",), "first_line": 3}
     found = await value(mocked(kind, worker, time).files.preview("file_1", model=model, rows=5, **options))
     assert found == PREVIEW

@@ -43,7 +43,7 @@ def test_a_view_adds_up_what_the_events_say() -> None:
 
 def test_the_evaluation_before_training_shows_as_progress() -> None:
     view = JobView()
-    sets = {"train": {}, "validation": {}}
+    sets: dict[str, Any] = {"train": {}, "validation": {}}
     said = view.take(
         event(1, "prepared", rows=64, trained_tokens=900, total_steps=9, dropped_rows=2, statistics={"sets": sets})
     )

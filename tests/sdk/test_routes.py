@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from finery import ConflictError, FineryError, InvalidArgumentError, _calls
+from finery import ConflictError, FineryError, InvalidArgumentError, NotFoundError, _calls
 from finery.types.jobs import JobState
 from finery.types.methods import FullWeights, Limits, LoraAdapter, SftHyperparameters, SftJobCreate
 
@@ -82,6 +82,12 @@ async def test_jobs_are_filtered_by_the_server(kind: Client) -> None:
     assert [dict(request.url.params) for request in record.requests] == [query, {**query, "after": "job_1"}]
 
 
+async def test_of_several_states_any_will_do(kind: Client) -> None:
+    record = Recorder(ok(page_json([])))
+    assert await items(mocked(kind, record).jobs.list(state=[JobState.QUEUED, "running"], method=("sft",))) == []
+    assert record.requests[0].url.query == b"state=queued&state=running&method=sft"
+
+
 @pytest.mark.parametrize("moment", NAIVE)
 @pytest.mark.parametrize("name", ["created_after", "created_before"])
 async def test_e18_a_naive_time_is_refused_when_jobs_are_listed(kind: Client, moment: datetime, name: str) -> None:
@@ -104,6 +110,15 @@ async def test_a_deletion_hands_out_nothing(kind: Client, status: int, body: byt
     assert await value(client.files.delete("file_1")) is None
     assert await value(client.checkpoints.delete("ckpt_1")) is None
     assert record.sent == ["DELETE /v1/files/file_1", "DELETE /v1/checkpoints/ckpt_1"]
+
+
+async def test_e19_a_deletion_whose_answer_was_lost_is_done(kind: Client) -> None:
+    gone = httpx.Response(404, json=error_json("file_not_found"))
+    record = Recorder(httpx.Response(503, json=error_json("away")), gone)
+    assert await value(mocked(kind, record).files.delete("file_1")) is None
+    with pytest.raises(NotFoundError):
+        await value(mocked(kind, record).files.delete("file_1"))
+    assert len(record.requests) == 3
 
 
 async def test_what_is_in_use_is_not_deleted(kind: Client) -> None:
@@ -132,7 +147,9 @@ async def test_the_best_checkpoint_is_the_one_that_the_job_names(kind: Client) -
 
 
 TYPED = SftJobCreate(
-    **SFT,
+    method="sft",
+    model="m",
+    training_file="file_1",
     validation_file="file_2",
     adapter=LoraAdapter(rank=8, targets=("q_proj", "v_proj"), modules_to_save=("embed_tokens", "lm_head")),
     added_tokens=("<tool>", "</tool>"),

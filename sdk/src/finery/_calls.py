@@ -116,20 +116,20 @@ def create_job(body: SftJobCreate | Mapping[str, Any], key: str) -> Call[Job]:
 
 def list_jobs(
     *,
-    state: str | None = None,
-    method: str | None = None,
+    state: str | Sequence[str] | None = None,
+    method: str | Sequence[str] | None = None,
     project: str | None = None,
     created_after: datetime | None = None,
     created_before: datetime | None = None,
     limit: int | None = None,
 ) -> Call[Page[Job]]:
-    times = {
-        "created_after": _time("created_after", created_after),
-        "created_before": _time("created_before", created_before),
-    }
-    return Call(
-        "GET", "/v1/jobs", Page[Job], _params(state=state, method=method, project=project, **times, limit=limit)
+    params = _params(
+        project=project,
+        created_after=_time("created_after", created_after),
+        created_before=_time("created_before", created_before),
+        limit=limit,
     )
+    return Call("GET", "/v1/jobs", Page[Job], _any_of("state", state) + _any_of("method", method) + params)
 
 
 def retrieve_job(job: Job | str) -> Call[Job]:
@@ -244,6 +244,12 @@ def given(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def _params(**values: str | int | None) -> Params:
     return tuple((name, str(value)) for name, value in values.items() if value is not None)
+
+
+def _any_of(name: str, values: str | Sequence[str] | None) -> Params:
+    """One value or several, of which any will do."""
+    several = () if values is None else (values,) if isinstance(values, str) else values
+    return tuple((name, str(value)) for value in several)
 
 
 def id_of(value: Resource | str, noun: str) -> str:

@@ -87,12 +87,12 @@ class _Fetcher:
 async def fetch_async(transport: AsyncTransport, checkpoint: str, files: list[Partial]) -> None:
     """`fetch` on the event loop; files are hashed in threads."""
     fetcher = _AsyncFetcher(transport, checkpoint)
-    done: set[asyncio.Future[list[AsyncTask]]] = set()
-    pending = {asyncio.ensure_future(fetcher.gated(bind(fetcher.open, file))) for file in files}
+    done: set[asyncio.Task[list[AsyncTask]]] = set()
+    pending = {asyncio.create_task(fetcher.gated(bind(fetcher.open, file))) for file in files}
     try:
         while pending:
             done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-            pending |= {asyncio.ensure_future(fetcher.gated(task)) for future in done for task in future.result()}
+            pending |= {asyncio.create_task(fetcher.gated(task)) for future in done for task in future.result()}
     finally:
         for file in files:
             file.meter.stopped = True

@@ -61,6 +61,8 @@ class SyncTransport:
             try:
                 return self._once(call, on_progress)
             except APIError as error:
+                if attempt > 1 and _gone(call, error):
+                    return call.expect()
                 delay = _delay(error, attempt, self.config)
                 if delay is None:
                     raise
@@ -114,6 +116,8 @@ class AsyncTransport:
             try:
                 return await self._once(call, on_progress)
             except APIError as error:
+                if attempt > 1 and _gone(call, error):
+                    return call.expect()
                 delay = _delay(error, attempt, self.config)
                 if delay is None:
                     raise
@@ -217,6 +221,11 @@ def _translated(config: Config, call: Call[Any]) -> Iterator[None]:
 
 def _delay(error: APIError, attempt: int, config: Config) -> float | None:
     return retry_delay(error, attempt, max_attempts=config.max_attempts, random=config.runtime.random)
+
+
+def _gone(call: Call[Any], error: APIError) -> bool:
+    """An earlier attempt deleted it, and its answer was lost."""
+    return call.expect is Nothing and error.status == 404
 
 
 def _error(response: httpx.Response) -> APIError:

@@ -70,8 +70,7 @@ def picture(curves: Sequence[Curve], path: str | os.PathLike[str] | None = None)
 
     Raises ValueError if there is nothing to draw or the ending is another, ImportError without matplotlib.
     """
-    if path is not None:
-        _target(path)
+    check_request(curves, path)
     _check(curves)
     title = f"Loss of {curves[0].label}" if len(curves) == 1 else f"Losses of {len(curves)} jobs"
     plot = Plot(_draw(curves, title))
@@ -119,6 +118,14 @@ def _curve(label: str, events: list[Event], best: str | None) -> Curve:
 def _check(curves: Sequence[Curve]) -> None:
     if not any(one.loss or one.validation for one in curves):
         raise ValueError("no metric or eval event with a finite loss among the events; there is nothing to draw")
+
+
+def check_request(jobs: Sequence[object], path: str | os.PathLike[str] | None) -> None:
+    """Raises ValueError for what could not be drawn whatever the jobs hold."""
+    if not jobs:
+        raise ValueError("expected at least one job to draw, found none")
+    if path is not None:
+        _target(path)
 
 
 def _target(path: str | os.PathLike[str]) -> Path:

@@ -64,7 +64,7 @@ def create(
 
 @app.command("list")
 def list_(
-    state: Annotated[str | None, typer.Option(help="Only jobs in this state, as in running.")] = None,
+    state: Annotated[list[str] | None, typer.Option(help="Only jobs in this state; repeat it for more.")] = None,
     method: Annotated[str | None, typer.Option(help="Only this method, as in sft.")] = None,
     project: Annotated[str | None, typer.Option(help="Only this project, by its id.")] = None,
     created_after: Time = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import itertools
-from collections.abc import AsyncGenerator, Generator, Mapping
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from datetime import datetime
 from os import PathLike
 from typing import Any, Literal
@@ -16,7 +16,7 @@ from finery._transport import AsyncTransport, SyncTransport
 from finery._wait import Follower, OnEvent, OnEventAsync
 from finery.errors import InvalidArgumentError
 from finery.forward import Recorder, Sink
-from finery.plot import Plot, curve, picture
+from finery.plot import Plot, check_request, curve, picture
 from finery.types.jobs import Event, Job, JobState
 from finery.types.methods import SftJobCreate
 
@@ -42,8 +42,8 @@ class Jobs:
     def list(
         self,
         *,
-        state: JobState | str | None = None,
-        method: str | None = None,
+        state: JobState | str | Sequence[str] | None = None,
+        method: str | Sequence[str] | None = None,
         project: str | None = None,
         created_after: datetime | None = None,
         created_before: datetime | None = None,
@@ -51,7 +51,8 @@ class Jobs:
     ) -> Pages[Job]:
         """All jobs, or those that fit, newest first, fetched `limit` (≤ 100) at a time.
 
-        Times need a zone: a naive one is a `ValueError`.
+        Of several states or methods any will do. Created at `created_after` or later, before `created_before`; times
+        need a zone: a naive one is a `ValueError`.
         """
         times = {"created_after": created_after, "created_before": created_before}
         call = _calls.list_jobs(state=state, method=method, project=project, **times, limit=limit)
@@ -120,6 +121,7 @@ class Jobs:
 
         The answer shows itself in a notebook; `path` (.png or .svg) writes it too. Needs the extra `plot`.
         """
+        check_request(jobs, path)
         curves = [curve(self.retrieve(job), self.events(job)) for job in jobs]
         return picture(curves, path)
 
@@ -153,8 +155,8 @@ class AsyncJobs:
     def list(
         self,
         *,
-        state: JobState | str | None = None,
-        method: str | None = None,
+        state: JobState | str | Sequence[str] | None = None,
+        method: str | Sequence[str] | None = None,
         project: str | None = None,
         created_after: datetime | None = None,
         created_before: datetime | None = None,
@@ -162,7 +164,8 @@ class AsyncJobs:
     ) -> AsyncPages[Job]:
         """All jobs, or those that fit, newest first, fetched `limit` (≤ 100) at a time.
 
-        Times need a zone: a naive one is a `ValueError`.
+        Of several states or methods any will do. Created at `created_after` or later, before `created_before`; times
+        need a zone: a naive one is a `ValueError`.
         """
         times = {"created_after": created_after, "created_before": created_before}
         call = _calls.list_jobs(state=state, method=method, project=project, **times, limit=limit)
@@ -236,6 +239,7 @@ class AsyncJobs:
 
         The answer shows itself in a notebook; `path` (.png or .svg) writes it too. Needs the extra `plot`.
         """
+        check_request(jobs, path)
         curves = [curve(await self.retrieve(job), await self.events(job)) for job in jobs]
         return picture(curves, path)
 
