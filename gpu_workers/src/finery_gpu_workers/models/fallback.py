@@ -89,6 +89,14 @@ def _check_modules(net: Any, reason: str) -> None:
         raise _unsupported(reason, f"it stores `{kept[0]}`, which is no weight")
     if net.base_model is net or not isinstance(net.get_output_embeddings(), nn.Linear):
         raise _unsupported(reason, "its output matrix does not stand apart from its layers")
+    embedding, head = net.get_input_embeddings().weight, net.get_output_embeddings().weight
+    if not len(embedding) == len(head) == net.config.vocab_size:
+        rows = f"vocab_size {net.config.vocab_size}, {len(embedding)} rows of input and {len(head)} of output"
+        raise _unsupported(reason, f"expected one size of vocabulary, found {rows}")
+    if not any(
+        weight is embedding for name, weight in net.named_parameters() if name.startswith(net.base_model_prefix)
+    ):
+        raise _unsupported(reason, "its embedding is not found below its layers")
 
 
 def _read(folder: Path, config: Any, dtype: torch.dtype) -> Any:

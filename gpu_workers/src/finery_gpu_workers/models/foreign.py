@@ -27,6 +27,7 @@ class ForeignModel:
         self._head = copy.copy(net)
         self._head._modules = dict(net._modules) | {net.base_model_prefix: self._given}
         self._longest = _longest_row(net)
+        self._stored_names = _stored_names(net)
         self._projections = [_hooked(name, layer) for name, layer in linear_layers(net).items()]
 
     @property
@@ -96,8 +97,7 @@ class ForeignModel:
 
     def stored_name(self, name: str) -> str:
         """transformers keeps some old names in files (GPT-NeoX: `embed_out`)."""
-        (stored,) = revert_weight_conversion(self.net, {name: self.net.get_parameter(name)})
-        return str(stored)
+        return self._stored_names[name]
 
     @property
     def _embedding(self) -> Any:
@@ -121,6 +121,18 @@ def _layers_prefix(net: Any) -> str:
     lists = {name: one for name, one in net.named_modules() if isinstance(one, nn.ModuleList)}
     sizes = {name: sum(p.numel() for p in one.parameters()) for name, one in lists.items()}
     return f"{max(sizes, key=lambda name: sizes[name])}." if sizes else "\0"
+
+
+def _stored_names(net: Any) -> dict[str, str]:
+    """Name in memory → in files, where files only name tensors otherwise. transformers reads names in memory, too:
+    they are kept where files would split or join tensors.
+    """
+    names: dict[str, str] = {}
+    for name, weight in net.named_parameters():
+        stored = revert_weight_conversion(net, {name: weight})
+        renamed = len(stored) == 1 and next(iter(stored.values())).shape == weight.shape
+        names[name] = str(next(iter(stored))) if renamed else name
+    return names if len(set(names.values())) == len(names) else {name: name for name in names}
 
 
 def _longest_row(net: Any) -> int | None:
