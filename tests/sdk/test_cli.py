@@ -1,115 +1,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from finery.cli import main
-
-from .support import (
-    KEY,
-    Handler,
-    HttpServer,
-    Seen,
-    checkpoint_json,
-    error_json,
-    event_json,
-    file_json,
-    job_json,
-    page_json,
-    serving,
-    sse,
-)
-
-FILES = {"adapter_config.json": b"{}", "sub/a.bin": b"0123456789"}
-HISTORY = [
-    event_json(1, "state", to="queued", message="All accelerators are in use."),
-    event_json(2, "state", to="running"),
-    event_json(3, step=1, total_steps=2, loss=3.94, tokens_per_second=99.0, step_seconds=1.5, cost="0.000012"),
-    event_json(4, step=2, total_steps=2, loss=3.48, tokens_per_second=99.0, step_seconds=1.5, cost="0.000024"),
-    event_json(5, "checkpoint", checkpoint="ckpt_1", step=2, final=True),
-    event_json(6, "state", to="succeeded"),
-]
-
-
-@dataclass
-class Api:
-    """A server with one of each; `answers` overrides by method and path."""
-
-    server: HttpServer | None = None
-    state: str = "succeeded"
-    upload: dict[str, Any] = field(default_factory=file_json)
-    answers: dict[str, tuple[int, dict[str, Any]]] = field(default_factory=dict)
-
-    def reply(self, handler: Handler, seen: Seen) -> None:
-        path = seen.path.partition("?")[0]
-        job = job_json(state=self.state, name="bot")
-        checkpoint = checkpoint_json(FILES)
-        usage = {"object": "usage", "sku": "train.sft", "quantity": 9, "billable": 9, "provisional": 0, "void": 0}
-        model = {"id": "mdl_1", "name": "smollm2", "max_length": 2048, "prices": {"train.sft": "0.5"}}
-        documents = {
-            "POST /v1/files": self.upload,
-            "GET /v1/files": page_json([file_json()]),
-            "GET /v1/files/file_1": file_json(),
-            "POST /v1/jobs": job,
-            "GET /v1/jobs": page_json([job]),
-            "GET /v1/jobs/job_1": job,
-            "POST /v1/jobs/job_1/cancel": job_json(state="cancelled"),
-            "GET /v1/jobs/job_1/events": page_json(HISTORY),
-            "GET /v1/checkpoints": page_json([checkpoint_json({}, id="ckpt_0"), checkpoint]),
-            "GET /v1/checkpoints/ckpt_1": checkpoint,
-            "GET /v1/models": page_json([{**model, "created_at": "2026-11-30T12:00:00Z"}]),
-            "GET /v1/usage": page_json([{**usage, "cost": "0.0000045"}]),
-        }
-        call = f"{seen.method} {path}"
-        if call in self.answers:
-            return handler.json(*self.answers[call])
-        if seen.headers.get("accept") == "text/event-stream":
-            handler.stream()
-            return self._send(handler, sse(*HISTORY, done=True))
-        if "/files/" in path and path.startswith("/v1/checkpoints"):
-            return handler.whole(200, FILES[path.partition("/files/")[2]])
-        return handler.json(200, documents[call])
-
-    def _send(self, handler: Handler, content: bytes) -> None:
-        handler.wfile.write(content)
-
-    def sent(self, call: str) -> Seen:
-        assert self.server is not None
-        (seen,) = [seen for seen in self.server.seen if f"{seen.method} {seen.path}" == call]
-        return seen
-
-
-@pytest.fixture
-def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
-    made = Api()
-    with serving(made.reply) as server:
-        made.server = server
-        monkeypatch.setenv("FINERY_BASE_URL", server.url)
-        monkeypatch.setenv("FINERY_API_KEY", KEY)
-        yield made
-
-
-@dataclass
-class Result:
-    code: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def finery(capsys: pytest.CaptureFixture[str]) -> Any:
-    def run(*arguments: str) -> Result:
-        with pytest.raises(SystemExit) as done:
-            main(arguments)
-        caught = capsys.readouterr()
-        return Result(int(done.value.code or 0), caught.out, caught.err)
-
-    return run
+from .cli_api import Api
+from .support import KEY, error_json, file_json, job_json, page_json
 
 
 @pytest.mark.parametrize(
@@ -120,6 +18,9 @@ def finery(capsys: pytest.CaptureFixture[str]) -> Any:
         "jobs list",
         "jobs get job_1",
         "jobs cancel job_1",
+        "jobs pause job_1",
+        "jobs resume job_1",
+        "files preview file_1 --model m",
         "jobs watch job_1",
         "jobs create --method sft",
         "jobs create --method sft --wait",
