@@ -19,8 +19,8 @@ from tokenizers import Tokenizer
 from finery.types.models import WheelSource
 from finery_gpu_workers.data.chat import Template
 from finery_gpu_workers.models.catalog import resolve
-from finery_gpu_workers.models.decoder import Decoder
-from finery_gpu_workers.models.load import load_decoder, stored_dtype
+from finery_gpu_workers.models.interface import Model
+from finery_gpu_workers.models.load import load_model, stored_dtype
 from finery_gpu_workers.models.lora import attach
 from finery_gpu_workers.models.peft_layout import load_peft, read_adapter
 
@@ -31,7 +31,7 @@ ENDS = ("<|im_end|>", "<|endoftext|>")
 
 
 @torch.no_grad()
-def answer(decoder: Decoder, tokenizer: Tokenizer, prompt: str, limit: int) -> str:
+def answer(decoder: Model, tokenizer: Tokenizer, prompt: str, limit: int) -> str:
     """The likeliest token at every position until an end token or `limit` tokens. Reads the whole text each time."""
     ends = {tokenizer.token_to_id(end) for end in ENDS}
     tokens: list[int] = tokenizer.encode(prompt, add_special_tokens=False).ids
@@ -57,7 +57,7 @@ def main() -> None:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     template = Template.load(folder, datetime.now(UTC))
     prompt = template.render([{"role": "user", "content": options.question}], prompt=True)
-    decoder = load_decoder(folder, device="cpu", dtype=stored_dtype(folder))
+    decoder = load_model(folder, device="cpu", dtype=stored_dtype(folder))
     before = answer(decoder, tokenizer, prompt, options.limit)
     load_peft(attach(decoder, read_adapter(options.checkpoint), seed=0), options.checkpoint)
     print(json.dumps({"before": before, "after": answer(decoder, tokenizer, prompt, options.limit)}))

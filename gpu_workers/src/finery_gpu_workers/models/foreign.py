@@ -128,7 +128,7 @@ def _stored_names(net: Any) -> dict[str, str]:
     they are kept where files would split or join tensors.
     """
     names: dict[str, str] = {}
-    for name, weight in net.named_parameters():
+    for name, weight in net.named_parameters(remove_duplicate=False):
         stored = revert_weight_conversion(net, {name: weight})
         renamed = len(stored) == 1 and next(iter(stored.values())).shape == weight.shape
         names[name] = str(next(iter(stored))) if renamed else name
