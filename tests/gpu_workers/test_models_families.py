@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,36 @@ def test_adapter_gradients_equal_those_of_peft(tmp_path: Path, family: str) -> N
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_stretched_positions_equal_those_of_transformers(tmp_path: Path, family: str, rope: str) -> None:
     assert_parity(make(tmp_path / "m", **FAMILIES[family], rope_parameters=dict(ROPES[rope])))
+
+
+@pytest.mark.parametrize("rope", ROPES)
+def test_a_config_of_before_transformers_5_means_the_same(tmp_path: Path, rope: str) -> None:
+    folder = make(tmp_path / "m", model_type="llama", rope_parameters=dict(ROPES[rope]))
+    raw = json.loads((folder / "config.json").read_text())
+    scaling = raw.pop("rope_parameters")
+    old = {"rope_theta": scaling.pop("rope_theta"), "torch_dtype": raw.pop("dtype")}
+    scaling["type"] = scaling.pop("rope_type")
+    (folder / "config.json").write_text(json.dumps(raw | old | {"rope_scaling": scaling}))
+    assert_parity(folder)
+
+
+LEFT_OUT = {"hidden_act", "rms_norm_eps", "tie_word_embeddings", "rope_parameters", "attention_bias", "mlp_bias"}
+LEFT_OUT |= {"sliding_window", "use_sliding_window", "layer_types", "max_window_layers"}
+OWN_DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": {"num_attention_heads": 4, "num_key_value_heads": 4},
+    "mistral": {"num_attention_heads": 8, "num_key_value_heads": 8},
+    "qwen2": {"num_attention_heads": 32, "num_key_value_heads": 32, "hidden_size": 64},
+    "qwen3": {"num_attention_heads": 32, "num_key_value_heads": 32, "head_dim": 128},
+}
+
+
+@pytest.mark.parametrize("family", OWN_DEFAULTS)
+def test_a_key_that_is_left_out_means_what_it_means_to_transformers(tmp_path: Path, family: str) -> None:
+    folder = make(tmp_path / "m", model_type=family, **OWN_DEFAULTS[family])
+    raw = json.loads((folder / "config.json").read_text())
+    kept = {k: v for k, v in raw.items() if k not in LEFT_OUT | {"num_key_value_heads", "head_dim"}}
+    (folder / "config.json").write_text(json.dumps(kept))
+    assert_parity(folder)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
