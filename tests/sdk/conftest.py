@@ -8,7 +8,10 @@ import pytest
 from finery.cli import main
 
 from .cli_api import Api, Result
+from .real_app import client, real_api
 from .support import BOTH, KEY, Client, serving
+
+__all__ = ["api", "client", "finery", "kind", "real_api"]
 
 
 @pytest.fixture(params=BOTH)

@@ -26,7 +26,7 @@ SET = {
     "lengths": [{"up_to": 16, "rows": 1}, {"up_to": 256, "rows": 60}, {"up_to": 512, "rows": 39}],
     "digest": "00",
 }
-WARNING = {
+WARNING: dict[str, Any] = {
     "code": "reasoning_not_trained",
     "message": "Reasoning of earlier turns is stripped.",
     "param": "hyperparameters.train_on",

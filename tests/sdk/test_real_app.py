@@ -3,91 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-import httpx
 import pytest
-import pytest_asyncio
-from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlmodel import select
 
 from finery import AsyncFinery, BadRequestError, ConflictError, JobFailedError, NotFoundError, PermissionDeniedError
-from finery.types.ids import new_id
 from finery.types.jobs import JobState
 from finery.types.methods import SftHyperparameters, SftJobCreate
 from finery.types.reasons import JobReason
-from finery_service.auth.secrets import new_secret
 from finery_service.db.engine import transaction
-from finery_service.db.tables import CheckpointRow, JobRow
+from finery_service.db.tables import JobRow
 from finery_service.jobs import store
 from finery_testing import factories
-from finery_testing.api import CHAT_ROW, Api, jsonl, running_api
-from finery_testing.clock import FakeClock
+from finery_testing.api import CHAT_ROW, Api, jsonl
+
+from .real_app import FILES, client_with, end, publish
 
 NAME = "tränings data 你好 😀.jsonl"
-FILES = {"adapter_config.json": b'{"r": 16}', "sub/adapter_model.safetensors": bytes(range(256)) * 5000}
-
-
-@pytest_asyncio.fixture
-async def api(
-    app_engine: AsyncEngine, system_engine: AsyncEngine, clock: FakeClock, tmp_path: Path
-) -> AsyncIterator[Api]:
-    async with running_api(app_engine, system_engine, tmp_path / "objects", clock, heartbeat_seconds=0.2) as running:
-        yield running
-
-
-@pytest_asyncio.fixture
-async def client(api: Api) -> AsyncIterator[AsyncFinery]:
-    tenant = await factories.tenant(api.system_engine, now=api.clock())
-    secret = await factories.key(api.system_engine, tenant, now=api.clock(), secret=new_secret("fny"))
-    async with client_with(api, secret) as client:
-        yield client
-
-
-def client_with(api: Api, secret: str | None) -> AsyncFinery:
-    return AsyncFinery(secret, "http://finery.test", transport=httpx.ASGITransport(api.app))
-
-
-async def end(api: Api, job_id: str, state: JobState, reason: JobReason) -> None:
-    """As the reconciler does it; the states in between do not matter here."""
-    async with transaction(api.system_engine) as session:
-        row = (await session.exec(select(JobRow).where(JobRow.id == job_id))).one()
-        row.state = "running"
-        session.add(row)
-    async with transaction(api.system_engine) as session:
-        assert await store.move(session, job_id, to=state, reason=reason, now=api.clock())
-
-
-async def publish(api: Api, job_id: str) -> str:
-    async with transaction(api.system_engine) as session:
-        job = (await session.exec(select(JobRow).where(JobRow.id == job_id))).one()
-    ended = {"state": "ended", "ended_at": api.clock(), "reason": "completed"}
-    attempt = await factories.attempt(api.system_engine, job, now=api.clock(), **ended)
-    for path, content in FILES.items():
-        target = api.store_folder / job.tenant_id / "x" / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(content)
-    listed = [{"path": p, "bytes": len(b), "sha256": hashlib.sha256(b).hexdigest()} for p, b in FILES.items()]
-    row = CheckpointRow(
-        tenant_id=job.tenant_id,
-        id=new_id("ckpt", 1),
-        job_id=job.id,
-        project_id=job.project_id,
-        attempt_id=attempt.id,
-        step=1,
-        final=True,
-        prefix=f"{job.tenant_id}/x/",
-        files=listed,
-        bytes=sum(map(len, FILES.values())),
-        manifest={},
-        resume_prefix="r/",
-        resume_sha256="0",
-        created_at=api.clock(),
-    )
-    await factories.insert(api.system_engine, row)
-    return row.id
 
 
 async def test_e17_a_file_keeps_its_name_and_its_bytes(client: AsyncFinery) -> None:
@@ -100,7 +34,7 @@ async def test_e17_a_file_keeps_its_name_and_its_bytes(client: AsyncFinery) -> N
     assert (wrong.status, wrong.error_count, wrong.errors[0].line) == ("invalid", 1, 2)
 
 
-async def test_a_job_is_created_listed_cancelled_and_waited_for(api: Api, client: AsyncFinery) -> None:
+async def test_a_job_is_created_listed_cancelled_and_waited_for(real_api: Api, client: AsyncFinery) -> None:
     file = await client.files.upload(jsonl(CHAT_ROW))
     hyper = SftHyperparameters(max_steps=4, learning_rate=3e-4)
     request = SftJobCreate(method="sft", model=factories.MODEL_NAME, training_file=file.id, hyperparameters=hyper)
@@ -110,22 +44,22 @@ async def test_a_job_is_created_listed_cancelled_and_waited_for(api: Api, client
     listed = [found.id async for found in client.jobs.list(limit=2)]
     assert sorted(listed) == sorted([job.id, *(other.id for other in others)])
     assert (await client.jobs.cancel(job)).intent == "cancel"
-    await end(api, job.id, JobState.CANCELLED, JobReason.CANCELLED_BY_CUSTOMER)
+    await end(real_api, job.id, JobState.CANCELLED, JobReason.CANCELLED_BY_CUSTOMER)
     with pytest.raises(JobFailedError) as caught:
         await client.jobs.wait(job.id)
     assert (caught.value.job.state, caught.value.job.reason) == ("cancelled", "cancelled_by_customer")
 
 
-async def test_the_stream_is_the_list_and_goes_on_behind_a_cursor(api: Api, client: AsyncFinery) -> None:
+async def test_the_stream_is_the_list_and_goes_on_behind_a_cursor(real_api: Api, client: AsyncFinery) -> None:
     file = await client.files.upload(jsonl(CHAT_ROW))
     job = await client.jobs.create(method="sft", model=factories.MODEL_NAME, training_file=file.id)
     text = "U+2028 \u2028, U+0085 \x85, 🔥, \r\n"
-    async with transaction(api.system_engine) as session:
+    async with transaction(real_api.system_engine) as session:
         tenant = (await session.exec(select(JobRow.tenant_id).where(JobRow.id == job.id))).one()
         for step in range(1, 151):
             data = {"step": step, "loss": 1.5, "text": text}
-            await store.append_event(session, tenant=tenant, job=job.id, type="metric", data=data, now=api.clock())
-    await end(api, job.id, JobState.SUCCEEDED, JobReason.COMPLETED)
+            await store.append_event(session, tenant=tenant, job=job.id, type="metric", data=data, now=real_api.clock())
+    await end(real_api, job.id, JobState.SUCCEEDED, JobReason.COMPLETED)
     events = await client.jobs.events(job.id)
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
     assert len([event for event in events if event.data.get("text") == text]) == 150
@@ -138,11 +72,11 @@ async def test_the_stream_is_the_list_and_goes_on_behind_a_cursor(api: Api, clie
 
 
 async def test_d14_a_checkpoint_is_downloaded_and_a_partial_completed(
-    api: Api, client: AsyncFinery, tmp_path: Path
+    real_api: Api, client: AsyncFinery, tmp_path: Path
 ) -> None:
     file = await client.files.upload(jsonl(CHAT_ROW))
     job = await client.jobs.create(method="sft", model=factories.MODEL_NAME, training_file=file.id)
-    id_ = await publish(api, job.id)
+    id_ = await publish(real_api, job.id)
     (found,) = [checkpoint async for checkpoint in client.checkpoints.list(job=job)]
     assert found.id == id_
     content = FILES["sub/adapter_model.safetensors"]
@@ -178,13 +112,13 @@ async def test_refusals_name_the_field_and_the_request(client: AsyncFinery) -> N
         await client.admin.tenants.create(name="mine")
 
 
-async def test_an_operator_makes_a_tenant_a_key_and_a_model(api: Api) -> None:
-    door = await api.operator()
-    operator = client_with(api, door.headers["authorization"].removeprefix("Bearer "))
+async def test_an_operator_makes_a_tenant_a_key_and_a_model(real_api: Api) -> None:
+    door = await real_api.operator()
+    operator = client_with(real_api, door.headers["authorization"].removeprefix("Bearer "))
     tenant = await operator.admin.tenants.create(name="acme")
     key = await operator.admin.keys.create(tenant, name="laptop")
     await operator.models.create(name="tiny", source={"type": "path", "path": "/models/tiny"}, max_length=64)
-    member = client_with(api, key.secret)
+    member = client_with(real_api, key.secret)
     assert (await member.models.retrieve("tiny")).max_length == 64
     assert "tiny" in [model.name async for model in member.models.list()]
     assert [listed.secret async for listed in operator.admin.keys.list(tenant)] == [None]
