@@ -28,6 +28,7 @@ from finery_gpu_workers.data.render import PARAMS, PROGRESS, RESULT, Progress, R
 from finery_gpu_workers.data.rendering import Phase
 from finery_gpu_workers.data.tokens import tokenizer_sha256
 from finery_gpu_workers.errors import WorkerError
+from finery_gpu_workers.models.catalog import longest_row
 from finery_gpu_workers.start import tokenizer_folder, vocabulary
 from finery_gpu_workers.work import Ending, Work, stopped_by_customer
 
@@ -211,6 +212,7 @@ def _report(work: Work, request: Request, result: dict[str, Any]) -> None:
     for name, entry in result["sets"].items():
         _check_ids(name, entry["highest_token"], request)
     data = prepared.load(request.output)
+    _check_lengths(work, data)
     plan = Plan(data.train.lengths, work.spec.hyperparameters, work.spec.seed)
     prefix = work.assignment.output_prefix + "prepared/"
     storage.upload_all(work.store, request.output, prefix)
@@ -235,6 +237,16 @@ def _check_ids(name: str, highest: int, request: Request) -> None:
         expected = f"token ids below {request.vocabulary}, the rows of the embedding matrix"
         folder = request.tokenizer_folder.name
         raise WorkerError("invalid_model", f"{folder}: expected {expected}, found {highest} in the {name} data")
+
+
+def _check_lengths(work: Work, data: prepared.Prepared) -> None:
+    """Here, and not after the wait for an accelerator."""
+    limit = longest_row(work.model_folder)
+    found = max(int(one.lengths.max(initial=0)) for one in (data.train, data.validation) if one)
+    if limit is not None and found > limit:
+        message = f"expected rows of at most {limit} tokens, which this model sees whole, found one of {found}"
+        param = "hyperparameters.max_length"
+        raise WorkerError("row_too_long_for_model", f"{message}; lower {param}", param=param)
 
 
 def load_prepared(work: Work) -> prepared.Prepared:

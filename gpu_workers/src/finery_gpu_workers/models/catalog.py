@@ -80,8 +80,17 @@ def read_shape(folder: Path) -> tuple[int, bool]:
         return config.vocab, config.tied
     from finery_gpu_workers.models.fallback import check_architecture
 
-    other = check_architecture(folder, "not ours")
+    other = check_architecture(folder, "not ours").config
     return int(other.vocab_size), bool(other.tie_word_embeddings)
+
+
+def longest_row(folder: Path) -> int | None:
+    """Tokens of the longest row that the model computes as its makers meant it; None: any."""
+    if check_config(folder) == "finery":
+        return read_config(folder).longest_row
+    from finery_gpu_workers.models import fallback, foreign
+
+    return foreign.longest_row(fallback.check_architecture(folder, "not ours"))
 
 
 def weights_sha256(folder: Path) -> str:

@@ -28,7 +28,7 @@ _COMPOSITE = {"text_config", "vision_config", "audio_config"}
 
 
 def check_architecture(folder: Path, reason: str) -> Any:
-    """The model's config, once it is clear that transformers computes it and that we could train it.
+    """The model without its weights, once it is clear that transformers computes it and that we could train it.
 
     `reason`: why our decoder does not. Raises WorkerError `unsupported_model`.
     """
@@ -53,7 +53,7 @@ def check_architecture(folder: Path, reason: str) -> Any:
     except Exception as error:
         raise _unsupported(reason, f"transformers {__version__} cannot build it: {error}") from error
     _check_modules(net, reason)
-    return config
+    return net
 
 
 def load_foreign(
@@ -63,7 +63,7 @@ def load_foreign(
     shards(folder)  # refuses pickles and what is no safetensors file
     if (folder / "adapter_config.json").exists():  # transformers would load the model that it names instead
         raise invalid(folder, "expected the weights of a model, found also adapter_config.json")
-    config = check_architecture(folder, reason)
+    config = check_architecture(folder, reason).config
     net = _read(folder, config, dtype).to(device)
     net.eval().requires_grad_(False)
     _build_on(net, merges, new_tokens, reason)

@@ -26,7 +26,7 @@ class ForeignModel:
         # The same model with its blocks replaced by an answer that is given: what it does to hidden states stays.
         self._head = copy.copy(net)
         self._head._modules = dict(net._modules) | {net.base_model_prefix: self._given}
-        self._longest = _longest_row(net)
+        self._longest = longest_row(net)
         self._stored_names = _stored_names(net)
         self._projections = [_hooked(name, layer) for name, layer in linear_layers(net).items()]
 
@@ -135,7 +135,7 @@ def _stored_names(net: Any) -> dict[str, str]:
     return names if len(set(names.values())) == len(names) else {name: name for name in names}
 
 
-def _longest_row(net: Any) -> int | None:
+def longest_row(net: Any) -> int | None:
     """Where positions are learned, there are only so many: a second table besides that of the tokens."""
     tables = [module for module in net.modules() if isinstance(module, nn.Embedding)]
     return int(net.config.max_position_embeddings) if len(tables) > 1 else None
