@@ -32,12 +32,20 @@ class Size:
 
 
 def python_files(roots: tuple[str, ...], root: Path = ROOT) -> Iterator[Path]:
-    """Our own Python files under `roots`; generated code is not ours."""
+    """Our own Python files under `roots`; generated code and what lies in hidden folders (`.venv`) are not ours."""
     for place in roots:
         top = root / place
-        for path in sorted(top.rglob("*.py")) if top.is_dir() else [top]:
+        for path in _below(top) if top.is_dir() else [top]:
             if not path.name.endswith(("_pb2.py", "_pb2_grpc.py")):
                 yield path
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and not path.name.startswith("."):
+            yield from _below(path)
+        elif path.suffix == ".py":
+            yield path
 
 
 def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, int]]:
