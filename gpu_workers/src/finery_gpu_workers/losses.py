@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-import torch.nn.functional as F
+import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 
 @dataclass(frozen=True)
@@ -24,5 +26,27 @@ def cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor) -> SumCount:
     if logits.ndim != 2 or targets.shape != logits.shape[:1] or weights.shape != logits.shape[:1]:
         found = f"{tuple(logits.shape)}, {tuple(targets.shape)}, {tuple(weights.shape)}"
         raise ValueError(f"expected logits [N, V], targets [N], weights [N], found {found}")
-    losses = F.cross_entropy(logits.float(), targets, reduction="none")
-    return SumCount(numerator=(losses * weights).sum(), tokens=int((weights > 0).sum()))
+    numerator = _CrossEntropy.apply(logits, targets, weights)  # type: ignore[no-untyped-call]
+    return SumCount(numerator=numerator, tokens=int((weights > 0).sum()))
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """The gradient, weights[n] × (softmax(logits[n]) - onehot(targets[n])), is made while the softmax is at hand."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        # -log p[target] = log sum exp - logit; the greatest p is at least 1 / V, so its logarithm is exact and finite.
+        chances = torch.softmax(wide, dim=-1)
+        total = wide.amax(-1) - chances.amax(-1).log()
+        losses = total - wide.gather(1, targets[:, None])[:, 0]
+        if ctx.needs_input_grad[0]:
+            chosen = chances.gather(1, targets[:, None]) - 1
+            ctx.save_for_backward(chances.scatter_(1, targets[:, None], chosen).mul_(weights[:, None]).to(logits.dtype))
+        return (losses * weights).sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,) = ctx.saved_tensors
+        return gradient * scale.to(gradient.dtype), None, None

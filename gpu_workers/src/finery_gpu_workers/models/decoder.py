@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -12,10 +13,18 @@ from torch import Tensor
 from finery_gpu_workers.errors import WorkerError
 from finery_gpu_workers.models.attention import attend
 from finery_gpu_workers.models.config import DecoderConfig
-from finery_gpu_workers.models.rope import amplitude, inverse_frequencies, rotate, rotation
+from finery_gpu_workers.models.kernels import embed, rms_norm, rotate, swiglu
+from finery_gpu_workers.models.rope import amplitude, inverse_frequencies, rotation
 
-Delta = Callable[[Tensor, Tensor], Tensor]
-"""(the projection's output, its input) → what the projection answers instead; may overwrite the output."""
+
+class Delta(Protocol):
+    """What an adapter adds to a linear layer."""
+
+    def __call__(self, y: Tensor, x: Tensor) -> Tensor:
+        """The layer's output, its input → what the layer answers instead; may overwrite the output."""
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The same of a layer whose weight is frozen, in one pass."""
 
 
 @dataclass
@@ -38,8 +47,7 @@ class Projection:
             yield from zip((f"{name}.bias" for name in self.names), self.bias.split(self.sizes), strict=True)
 
     def __call__(self, x: Tensor) -> Tensor:
-        y = F.linear(x, self.weight, self.bias)
-        return y if self.delta is None else self.delta(y, x)
+        return (F.linear if self.delta is None else self.delta.linear)(x, self.weight, self.bias)
 
 
 @dataclass(frozen=True)
@@ -128,7 +136,7 @@ class Decoder:
             raise WorkerError("row_too_long_for_model", f"{found}; lower hyperparameters.max_length")
         frequencies = inverse_frequencies(self.config).to(self.device)
         cos, sin = rotation(frequencies, positions, self.dtype, amplitude(self.config))
-        x = F.embedding(tokens, self.embedding)
+        x = embed(tokens, self.embedding)
         for block in self.blocks:
             x = x + self._attention(block, self._normed(x, block.attention_norm), cos, sin, lengths)
             x = x + self._mlp(block, self._normed(x, block.mlp_norm))
@@ -149,11 +157,7 @@ class Decoder:
         return block.o(attend(q, k, v, lengths))
 
     def _mlp(self, block: Block, x: Tensor) -> Tensor:
-        gate, up = block.gate_up(x).chunk(2, dim=-1)
-        return block.down(F.silu(gate) * up)
+        return block.down(swiglu(block.gate_up(x)))
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Root mean square in float32, then back, as the weights were trained."""
-        wide = x.float()
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.config.norm_eps)
-        return wide.to(x.dtype) * weight
+        return rms_norm(x, weight, self.config.norm_eps)

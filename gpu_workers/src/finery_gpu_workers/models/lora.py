@@ -12,6 +12,7 @@ from torch import Tensor
 from finery.types.methods import LoraAdapter
 from finery_gpu_workers.models.decoder import Projection
 from finery_gpu_workers.models.interface import Model
+from finery_gpu_workers.models.kernels import lora_linear
 from finery_gpu_workers.models.targets import SAVED, check_targets
 from finery_gpu_workers.optim import FlatParameters
 from finery_gpu_workers.working import WorkingCopies
@@ -76,8 +77,10 @@ class _Delta:
 
     def __call__(self, y: Tensor, x: Tensor) -> Tensor:
         inner = F.linear(x, torch.cat(self.down).to(x.dtype))
-        up = self.up[0] if len(self.up) == 1 else torch.block_diag(*self.up)
-        return y.addmm_(inner, up.to(x.dtype).t(), alpha=self.scale)
+        return y.addmm_(inner, torch.block_diag(*self.up).to(x.dtype).t(), alpha=self.scale)
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return lora_linear(x, weight, bias, self.down, self.up, self.scale)
 
 
 def _targeted(projection: Projection, adapter: LoraAdapter) -> list[tuple[str, int]]:
