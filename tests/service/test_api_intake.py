@@ -12,7 +12,7 @@ import pytest
 
 from finery_service.errors import ServiceError
 from finery_service.files.intake import receive, sweep
-from finery_testing.api import Api
+from finery_testing.api import CHAT_ROW, Api, jsonl
 
 
 async def test_upload_is_never_held_whole_in_memory(api: Api) -> None:
@@ -57,3 +57,36 @@ async def test_uploads_of_processes_that_died_are_swept_by_age(api: Api) -> None
     assert await sweep(store, "uploads", long_ago) == 0
     assert await sweep(store, "uploads", soon) == 1
     assert [key for key in api.objects() if "ten_x" in key] == ["ten_x/files/abc"]
+
+
+@pytest.mark.parametrize("size", [2**20, 2**20 + 1])
+async def test_e16_the_limit_of_a_text_field_is_a_mebibyte_and_named(own_api: Api, size: int) -> None:
+    door = await own_api.tenant()
+    services = own_api.app.state.services
+    changes = {"max_body_bytes": type(services.settings).model_fields["max_body_bytes"].default}
+    object.__setattr__(services, "settings", services.settings.model_copy(update=changes))
+    fields = {"purpose": "x" * size}
+    answer = await door.client.post("/v1/files", files={"file": ("a.jsonl", jsonl(CHAT_ROW))}, data=fields)
+    if size == 2**20:
+        assert answer.status_code == 201, answer.text
+        return
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (413, "field_too_large", "purpose")
+    assert "1048576" in error["message"]
+
+
+async def test_e16_a_file_without_a_name_is_refused_before_it_is_read(api: Api) -> None:
+    door = await api.tenant()
+    pulled = 0
+
+    async def body() -> AsyncIterator[bytes]:
+        nonlocal pulled
+        yield b'--XX\r\nContent-Disposition: form-data; name="file"\r\n\r\n'
+        for _ in range(100):
+            pulled += 1
+            yield jsonl(CHAT_ROW) * 100
+
+    headers = {"content-type": "multipart/form-data; boundary=XX"}
+    answer = await door.client.post("/v1/files", content=body(), headers=headers)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "missing_filename")
+    assert pulled <= 100
