@@ -84,6 +84,18 @@ def stands_on(first: FakeControlPlane, kind: Literal["full", "merge"]) -> dict[s
     return {"store": first.store, "job": f"{first.job}_next", "base": (*first.base, part)}
 
 
+def _spec(seed: int, adapter: Adapter, others: dict[str, Any], hyper: dict[str, Any]) -> SftJobCreate:
+    return SftJobCreate(
+        method="sft",
+        model="tiny",
+        training_file=TRAINING_FILE,
+        seed=seed,
+        adapter=adapter,
+        hyperparameters=SftHyperparameters(**{"batch_tokens": 128, "learning_rate": 1e-2} | hyper),
+        **others,
+    )
+
+
 @pytest.fixture
 def make_job(tmp_path: Path, tiny_folder: Path) -> Iterator[MakeJob]:
     """`make_job(rows, validation=rows, **hyperparameters)`, more than one if wanted; `spec` holds other fields.
@@ -104,17 +116,8 @@ def make_job(tmp_path: Path, tiny_folder: Path) -> Iterator[MakeJob]:
         **hyper: Any,
     ) -> FakeControlPlane:
         rows = chat_rows() if rows is None else rows
-        wanted = SftJobCreate(
-            method="sft",
-            model="tiny",
-            training_file=TRAINING_FILE,
-            seed=seed,
-            adapter=adapter,
-            hyperparameters=SftHyperparameters(**{"batch_tokens": 128, "learning_rate": 1e-2} | hyper),
-            **(spec or {}),
-        )
         control = FakeControlPlane(
-            spec=wanted,
+            spec=_spec(seed, adapter, spec or {}, hyper),
             model=model or tiny_folder,
             training=rows if isinstance(rows, bytes) else as_jsonl(rows),
             validation=None if validation is None else as_jsonl(validation),

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from finery.types.methods import SftHyperparameters
 from finery_gpu_workers import checkpoints, resume
 from finery_gpu_workers.batch import PackedBatch
 from finery_gpu_workers.checkpoints import Facts, Staged
@@ -70,14 +71,15 @@ class Run:
     common: dict[str, Any]
     """The manifest's part that all checkpoints share."""
     clock: Clock = field(default_factory=Clock)
-    known: Known = field(default_factory=Known)
-    parameters: tuple[str, ...] = ()
+    hyper: SftHyperparameters = field(init=False)
+    parameters: tuple[str, ...] = field(init=False)
     """Names of all that is trained."""
+    known: Known = field(init=False)
 
     def __post_init__(self) -> None:
         self.hyper = self.work.spec.hyperparameters
         self.parameters = tuple(self.learner.without_gradient())  # before the first step that is all
-        self.known = replace(self.known, untouched=self.parameters)
+        self.known = Known(untouched=self.parameters)
 
     @property
     def micro_batch_tokens(self) -> int:
