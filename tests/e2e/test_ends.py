@@ -64,8 +64,10 @@ def looping(stack: Stack, client: Finery, tmp_path_factory: pytest.TempPathFacto
 def test_h12_a_job_goes_by_while_the_template_of_a_preview_loops(
     client: Finery, looping: Looking, tmp_path: Path
 ) -> None:
-    succeeded(client, short(client, upload(client, tmp_path, SHORT).id))
+    job = short(client, upload(client, tmp_path, SHORT).id)
+    assert any(event.type == "prepared" for event in client.jobs.stream(job.id))  # no further than it
     assert looping.thread.is_alive()
+    succeeded(client, job)
 
 
 def test_a18_a_row_that_loses_its_answer_to_max_length_is_dropped_counted_and_not_billed(
