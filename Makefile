@@ -31,8 +31,8 @@ check: install ## lint, types, import contracts, generated code, architecture, s
 protos: install ## regenerate the gRPC messages
 	$(BIN)/python protos/generate.py
 
-bench: install ## all benchmarks, or ONLY=name; appends rows to bench/results.json
-	$(BIN)/python bench/run.py $(ONLY)
+bench: install bench/.venv/.ready ## all benchmarks, or ONLY=name (ARGS="its options"); appends to bench/results.json
+	$(BIN)/python bench/run.py $(ONLY) $(ARGS)
 
 install: $(VENV)/.members ## the virtual environment with all dependencies and all members, editable
 
@@ -46,6 +46,12 @@ ratchet: install ## record sizes that fell in tests/architecture/ratchet.json
 clean: ## remove the environment, caches and output
 	rm -rf $(VENV) .mypy_cache .ruff_cache .import_linter_cache .hypothesis .pytest_cache out
 	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +
+
+# TRL lives in an environment of its own, with the same torch and transformers.
+bench/.venv/.ready: tools/make_venv.sh constraints.txt bench/requirements.txt
+	@tools/make_venv.sh bench/.venv
+	bench/.venv/bin/python -m pip install -qq -c constraints.txt -r bench/requirements.txt
+	@touch $@
 
 $(VENV)/.python:
 	@tools/make_venv.sh $(VENV)
