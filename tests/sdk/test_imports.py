@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import pkgutil
 import subprocess
 import sys
 
 import pytest
 
 import finery
+import finery.types
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
@@ -13,23 +15,10 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_importing_the_vocabulary_loads_no_http_client() -> None:
-    modules = [
-        "base",
-        "checkpoints",
-        "errors",
-        "files",
-        "ids",
-        "jobs",
-        "methods",
-        "models",
-        "money",
-        "pages",
-        "reasons",
-        "tenants",
-        "usage",
-    ]
+    modules = [module.name for module in pkgutil.iter_modules(finery.types.__path__)]
+    assert {"base", "files", "jobs", "methods", "previews", "data"} <= set(modules)
     imports = ", ".join(f"finery.types.{module}" for module in modules)
-    heavy = "{'httpx', 'httpcore', 'finery._transport', 'typer', 'rich', 'matplotlib'}"
+    heavy = "{'httpx', 'httpcore', 'finery._transport', 'finery._preview', 'typer', 'rich', 'matplotlib', 'pyarrow'}"
     done = run(f"import sys, finery, {imports}\nfound = {heavy} & set(sys.modules)\nassert not found, found")
     assert done.returncode == 0, done.stderr
 
@@ -43,7 +32,8 @@ def test_every_public_name_is_there_and_no_other() -> None:
 
 
 def test_the_client_needs_none_of_the_extras() -> None:
-    block = "for m in ('typer', 'rich', 'matplotlib'): sys.modules[m] = None"
+    extras = "'typer', 'rich', 'matplotlib', 'pyarrow', 'tensorboard', 'wandb', 'mlflow'"
+    block = f"for m in ({extras}): sys.modules[m] = None"
     done = run(f"import sys\n{block}\nfrom finery import Finery; Finery('k')")
     assert done.returncode == 0, done.stderr
 
