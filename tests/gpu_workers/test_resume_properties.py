@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 import grpc
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -20,8 +21,19 @@ from finery_gpu_workers import run
 from finery_gpu_workers.methods import sft_run
 from finery_protos.v1 import worker_pb2 as pb
 from finery_testing.control_plane import FakeControlPlane
+from finery_testing.tiny import make_tiny_model
 
-from .conftest import TRAINING_FILE, MakeJob, as_jsonl, chat_rows, ended, trained
+from .conftest import (
+    TRAINING_FILE,
+    MakeJob,
+    as_jsonl,
+    chat_rows,
+    ended,
+    evaluations,
+    last_manifest,
+    stands_on,
+    trained,
+)
 from .test_resume import outcome
 
 ADAPTERS: list[Adapter] = [
@@ -177,6 +189,27 @@ def test_resume_is_exact_for_added_tokens_and_a_merged_export(make_job: MakeJob)
     run.main(control.attempt(pb.ATTEMPT_KIND_TRAIN))
     assert ended(control) == "completed"
     assert outcome(control) == outcome(straight)
+
+
+def test_resume_is_exact_for_all_weights_in_bf16(
+    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rounded weights alone would not do: masters are float32. The next job starts from the rounded ones."""
+    monkeypatch.setattr("finery_gpu_workers.models.load._multiplies_bf16_fast", lambda _: True)
+    hyper = {"epochs": 2, "checkpoint_every": 2, "learning_rate": 1e-3}
+    job = {"model": make_tiny_model(tmp_path / "bf16", dtype="bfloat16"), "adapter": FullWeights(type="full")}
+    straight, control = (make_job(validation=chat_rows(2), **job, **hyper) for _ in range(2))
+    trained(straight)
+    run.main(control.attempt(pb.ATTEMPT_KIND_PREPARE))
+    control.hook = killed_at(5)
+    run.main(control.attempt(pb.ATTEMPT_KIND_TRAIN))
+    assert control.checkpoints[-1].step == 4
+    control.hook = lambda _name, _request: None
+    run.main(control.attempt(pb.ATTEMPT_KIND_TRAIN))
+    assert outcome(control) == outcome(straight)
+    assert last_manifest(control)["compute"]["dtype"] == "bfloat16"
+    after = trained(make_job(validation=chat_rows(2), **job, onto=stands_on(straight, "full"), max_steps=1))
+    assert evaluations(after)[0] == evaluations(straight)[straight.step]
 
 
 def test_a_bundle_of_another_shape_is_refused(make_job: MakeJob) -> None:
