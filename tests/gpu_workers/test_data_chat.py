@@ -152,6 +152,9 @@ def test_end_of_turn_ids_come_from_the_data() -> None:
     tokenizer = RowTokenizer(byte_tokenizer())
     one(HI_OK, source, tokenizer=tokenizer)
     assert tokenizer.end_of_turn == {EOS}
+    tokenizer = RowTokenizer(byte_tokenizer())
+    one(HI_OK, source, "all", tokenizer=tokenizer)
+    assert tokenizer.end_of_turn == {EOS}
 
 
 @pytest.mark.parametrize(("content", "text"), [("a", "a"), ("final", "final"), (" ax ", "ax"), ("x", "x"), ("", "")])

@@ -143,6 +143,9 @@ class RowTokenizer:
                 return not_a_prefix()
             end = self._end_of_turn(turn, ids, special[(special >= first) & (special < last)], places)
             mask[first : last if end is None else end + 1] = not sample.everything
+        if sample.closing:
+            first = places.token(sample.closing.start)
+            self._end_of_turn(sample.closing, ids, special[special >= first], places)
         mask[:1] = 0
         reasoning = tuple((places.token(start), places.token(end)) for start, end in sample.reasoning)
         lost = sum(len(alone.ids) for alone in encodings[1:])

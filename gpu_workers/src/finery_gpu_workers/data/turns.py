@@ -52,6 +52,8 @@ class Rendered:
     """Reasoning of such turns that the template did not write."""
     missing: frozenset[str] = frozenset()
     """Codes of warnings: what else of the row the template did not write."""
+    closing: Turn | None = None
+    """With `everything`: the last turn, where its end is known; it tells what ends a turn."""
 
 
 def render_chat(template: Template, row: ChatRow, train_on: TrainOn) -> Iterator[Rendered]:
@@ -135,7 +137,14 @@ def _everything(template: Template, row: ChatRow, text: str, wanted: list[int], 
             lost += gone
         start = len(until)
     turns = tuple(_turn(template, row, n, text) for n in sorted(row.untrained))
-    return Rendered(text, turns, True, False, tuple(places), tuple(lost), missing)
+    return Rendered(text, turns, True, False, tuple(places), tuple(lost), missing, _closing(template, row, text))
+
+
+def _closing(template: Template, row: ChatRow, text: str) -> Turn | None:
+    try:
+        return _turn(template, row, len(row.messages) - 1, text)
+    except RowError:  # no matter where everything is trained
+        return None
 
 
 # ---- one turn
