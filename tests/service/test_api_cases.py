@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 import grpc
 import httpx
 import pytest
+from sqlmodel.ext.asyncio.session import AsyncSession
 
 from finery.types.jobs import JobState
 from finery.types.reasons import JobReason
@@ -135,6 +137,43 @@ async def test_e06_a_cut_stream_goes_on_at_another_process_without_gap_or_repeat
     ids = [int(block.split("\n")[0].removeprefix("id: ")) for block in metrics_read]
     assert ids == list(range(1, 601)), "600 distinct, 350 of them after the cut"
     assert went_on == [block for block in first if block.startswith("id: ")][250:], "the same bytes"
+
+
+async def test_e05_an_event_that_commits_late_is_not_passed_over(api: Api) -> None:
+    """Two writers: the second would be 2 and done first, but waits for the first, so no reader ever sees a hole."""
+    door = await api.tenant()
+    row = await factories.job(api.system_engine, door.tenant, now=api.clock(), state="running")
+
+    async def append(session: AsyncSession, writer: int) -> None:
+        event: Any = ("metric", {"writer": writer})
+        await store.append_events(session, tenant=row.tenant_id, job=row.id, events=[event], now=api.clock())
+
+    async def second() -> None:
+        async with transaction(api.system_engine) as session:
+            await append(session, 2)
+
+    async def read(after: int) -> list[tuple[int, int]]:
+        page = (await door.get(f"/v1/jobs/{row.id}/events?after={after}")).json()
+        return [(event["seq"], event["data"]["writer"]) for event in page["data"]]
+
+    async with transaction(api.system_engine) as session:
+        await append(session, 1)
+        late = asyncio.create_task(second())
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(late), 0.5)
+        assert await read(0) == []
+    await late
+    assert await read(0) == [(1, 1), (2, 2)]
+    assert await read(1) == [(2, 2)]
+
+
+async def test_e04_the_id_of_somebody_elses_object_is_no_cursor(api: Api) -> None:
+    door, other = await api.tenant(), await api.tenant()
+    theirs = await factories.job(api.system_engine, other.tenant, now=api.clock())
+    preview = await factories.job(api.system_engine, door.tenant, now=api.clock(), kind="preview", state="validating")
+    for after in (theirs.id, preview.id, theirs.training_file_id):
+        answer = await door.get(f"/v1/jobs?after={after}")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_cursor")
 
 
 async def test_e10_nothing_is_metered_after_the_end(api: Api) -> None:
