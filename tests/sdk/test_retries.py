@@ -6,10 +6,10 @@ from typing import Any
 import httpx
 import pytest
 
-from finery import APIConnectionError, APIError, APITimeoutError, Finery
+from finery import APIConnectionError, APIError, APITimeoutError
 from finery._retry import backoff
 
-from .support import BOTH, KEY, Client, Handler, Seen, Time, error_json, job_json, mocked, serving, value
+from .support import BOTH, KEY, Client, Handler, Seen, Time, error_json, file_json, job_json, mocked, serving, value
 
 Answer = httpx.Response | type[httpx.HTTPError]
 
@@ -153,17 +153,32 @@ async def test_no_retries_if_none_are_wanted(kind: Client) -> None:
     assert len(script.requests) == 1
 
 
-def test_e19_a_server_that_creates_and_then_drops_the_connection_has_one_job() -> None:
-    jobs: dict[str, str] = {}
+@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize(
+    ("noun", "verb", "fields"),
+    [
+        ("jobs", "create", {"method": "sft", "model": "m", "training_file": "file_1"}),
+        ("files", "upload", {"file": b"{}"}),
+        ("files", "preview", {"file": "file_1", "model": "m"}),
+    ],
+)
+async def test_e19_a_server_that_creates_and_then_drops_the_connection_has_one_of_it(
+    kind: Client, noun: str, verb: str, fields: dict[str, Any]
+) -> None:
+    made: dict[str, str] = {}
+    preview = {"file": "file_1", "model": "m", "status": "ready", "created_at": "2026-11-30T12:00:00Z"}
+    answers = {"create": job_json, "upload": file_json, "preview": lambda id: {**preview, "id": id}}  # noqa: A006
 
     def reply(handler: Handler, seen: Seen) -> None:
-        known = len(jobs)
-        job = jobs.setdefault(seen.headers["idempotency-key"], f"job_{known + 1}")
-        if len(jobs) > known:
+        known = len(made)
+        id_ = made.setdefault(seen.headers["idempotency-key"], f"new_{known + 1}")
+        if len(made) > known:
             return handler.cut()
-        return handler.json(201, job_json(id=job))
+        return handler.json(201, answers[verb](id=id_))
 
-    with serving(reply) as server, Finery(KEY, server.url, runtime=Time().runtime()) as client:
-        job = client.jobs.create(method="sft", model="m", training_file="file_1")
+    with serving(reply) as server:
+        client: Any = kind(KEY, server.url, runtime=Time().runtime())  # as it comes: two retries
+        found = await value(getattr(getattr(client, noun), verb)(**fields))
         assert len(server.seen) == 2
-    assert (job.id, list(jobs.values())) == ("job_1", ["job_1"])
+        await value(client.close())
+    assert (found.id, list(made.values())) == ("new_1", ["new_1"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from finery import ConflictError, FineryError, InvalidArgumentError, NotFoundError, _calls
+from finery import ConflictError, FineryError, InvalidArgumentError, NotFoundError
 from finery.types.jobs import JobState
 from finery.types.methods import FullWeights, Limits, LoraAdapter, SftHyperparameters, SftJobCreate
 
@@ -97,10 +99,20 @@ async def test_e18_a_naive_time_is_refused_when_jobs_are_listed(kind: Client, mo
     assert record.requests == []
 
 
-def test_e18_the_two_half_past_ones_of_new_york_are_two_times() -> None:
-    for hours, expected in ((-4, "2026-11-01T05:30:00Z"), (-5, "2026-11-01T06:30:00Z")):
-        moment = datetime(2026, 11, 1, 1, 30, tzinfo=timezone(timedelta(hours=hours)))
-        assert dict(_calls.list_jobs(created_after=moment).params) == {"created_after": expected}
+def test_e18_in_new_york_a_naive_half_past_one_is_refused_and_the_two_aware_ones_are_two_times() -> None:
+    code = """
+from datetime import datetime
+from zoneinfo import ZoneInfo
+from finery import Finery, _calls
+for fold in (0, 1):
+    try: list(Finery("k", "http://127.0.0.1:1").jobs.list(created_after=datetime(2026, 11, 1, 1, 30, fold=fold)))
+    except ValueError as error: assert "naive 2026-11-01T01:30:00" in str(error); print("refused")
+    moment = datetime(2026, 11, 1, 1, 30, fold=fold, tzinfo=ZoneInfo("America/New_York"))
+    print(dict(_calls.list_jobs(created_after=moment).params)["created_after"])
+"""
+    environment = {"TZ": "America/New_York"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["refused", "2026-11-01T05:30:00Z", "refused", "2026-11-01T06:30:00Z"], done.stderr
 
 
 @pytest.mark.parametrize(("status", "body"), [(204, b""), (200, b'{"id": "file_1", "deleted": true}')])

@@ -25,8 +25,10 @@ from .support import (
     error_json,
     event_json,
     items,
+    page_json,
     serving,
     sse,
+    value,
 )
 
 EVENTS = [event_json(seq) for seq in range(1, 601)]
@@ -201,9 +203,11 @@ def test_a_stream_that_is_left_hangs_up() -> None:
     assert hung_up == [b""]
 
 
-async def test_e08_line_separators_and_emoji_in_an_event_arrive_as_sent(kind: Client) -> None:
+@pytest.mark.parametrize("end", ["\n", "\r", "\r\n"])
+async def test_e08_line_separators_and_emoji_in_an_event_arrive_as_sent(kind: Client, end: str) -> None:
     sent = event_json(1, "warning", message="a\u2028b\x85c 🔥 \r\n", n=1)
-    stream = f"event: warning\r\ndata: {json.dumps(sent, ensure_ascii=False)}\r\n\r\n".encode() + sse(done=True)
+    lines = ["event: warning", f"data: {json.dumps(sent, ensure_ascii=False)}", "", "event: done", "data: {}", "", ""]
+    stream = end.join(lines).encode()
 
     def reply(handler: Handler, seen: Seen) -> None:
         handler.stream()
@@ -213,4 +217,16 @@ async def test_e08_line_separators_and_emoji_in_an_event_arrive_as_sent(kind: Cl
 
     with serving(reply) as server:
         (event,) = await items(client_of(kind, server).jobs.stream("job_1"))
+    assert event.data == sent["data"]
+    assert "\ufffd" not in event.model_dump_json()
+
+
+async def test_e08_the_list_of_events_is_utf_8_though_no_charset_says_so(kind: Client) -> None:
+    sent = event_json(1, "warning", message="a\u2028b\x85c 🔥 \r\n", n=1)
+
+    def reply(handler: Handler, seen: Seen) -> None:
+        handler.whole(200, json.dumps(page_json([sent]), ensure_ascii=False).encode(), **{"Content-Type": "text/plain"})
+
+    with serving(reply) as server:
+        (event,) = await value(client_of(kind, server).jobs.events("job_1"))
     assert event.data == sent["data"]
