@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -98,3 +99,9 @@ def test_without_pyarrow_parquet_says_what_is_missing(
 
 def test_a_file_that_is_not_there_is_wrong_usage(tmp_path: Path) -> None:
     assert checked(str(tmp_path / "none")) == 2
+
+
+def test_checking_lines_loads_neither_an_http_client_nor_pyarrow() -> None:
+    code = "import sys, finery.data.check; print({'httpx', 'pyarrow', 'typer'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "set()"

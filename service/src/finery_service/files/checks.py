@@ -52,34 +52,40 @@ class Check(Protocol):
 @asynccontextmanager
 async def checking(limits: Limits) -> AsyncIterator[Check]:
     """A check that takes every kind of file: what it is, its first piece (of at least four bytes) decides."""
-    with tempfile.TemporaryFile(buffering=0) as spool:
-        yield _AnyCheck(spool, limits)
+    check = _AnyCheck(limits)
+    try:
+        yield check
+    finally:
+        if check.spool is not None:
+            check.spool.close()
 
 
 @dataclass
 class _AnyCheck:
-    spool: IO[bytes]
     limits: Limits
-    lines: RowCheck | None = None
+    lines: RowCheck = field(default_factory=RowCheck)
+    spool: IO[bytes] | None = None
+    """Of parquet: the file so far."""
     size: int = 0
 
     async def feed(self, piece: bytes) -> None:
-        # In a thread: parsing a megabyte of rows would stop every other request.
-        if self.size == 0 and not is_parquet(piece):
-            self.lines = RowCheck()
+        if self.size == 0 and is_parquet(piece):
+            self.spool = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (`checking` closes it)
         self.size += len(piece)
-        await asyncio.to_thread(self.lines.feed if self.lines else self._write, piece)
+        # In a thread: parsing a megabyte of rows would stop every other request.
+        await asyncio.to_thread(self.lines.feed if self.spool is None else self._write, piece)
 
     def _write(self, piece: bytes) -> None:
+        assert self.spool is not None
         rest = memoryview(piece)
         while rest:
             rest = rest[self.spool.write(rest) :]
 
     async def finish(self) -> Report:
-        if self.size and self.lines is None:
-            async with _AT_ONCE:
-                return await check_apart(self.spool, self.size, self.limits)
-        return await asyncio.to_thread((self.lines or RowCheck()).finish)
+        if self.spool is None:
+            return await asyncio.to_thread(self.lines.finish)
+        async with _AT_ONCE:
+            return await check_apart(self.spool, self.size, self.limits)
 
 
 @dataclass(frozen=True)

@@ -44,13 +44,19 @@ _FORM: dict[str, Any] = {
 }
 
 
-@router.post("", status_code=201, response_model=File, responses=guarded(400, 409, 413, 415, 422), openapi_extra=_FORM)
+@router.post(
+    "",
+    status_code=201,
+    response_model=File,
+    responses=guarded(400, 409, 413, 415, 422, codes=["missing_file", "file_too_large"]),
+    openapi_extra=_FORM,
+)
 async def upload(request: Request, services: Here, member: TenantMember) -> Response:
     """Upload a data set. The answer says whether it is `valid`, and what is wrong with which line."""
     return await service.upload(services, member, request)
 
 
-@router.get("", response_model=Page[File], responses=guarded(400, 404, noun="project"))
+@router.get("", response_model=Page[File], responses=guarded(400, 404, noun="project", codes=["invalid_cursor"]))
 async def list_(
     services: Here,
     member: TenantMember,
