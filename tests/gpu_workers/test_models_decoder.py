@@ -71,7 +71,7 @@ def test_packed_rows_equal_rows_alone(
     decoder = load_model(make_tiny_model(tmp_path / "m"), device="cpu", dtype=torch.float32)
     together = logits_of(decoder, packed(*lengths))
     alone = [logits_of(decoder, pack([(random_row(n, seed), [1.0] * n)])) for seed, n in enumerate(lengths)]
-    torch.testing.assert_close(together, torch.cat(alone), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(together, torch.cat(alone), rtol=1e-5, atol=5e-6)
 
 
 def test_a_row_does_not_see_its_neighbour(tmp_path: Path) -> None:
