@@ -22,7 +22,7 @@ _BYTES = {"content": {"application/octet-stream": {"schema": {"type": "string", 
 _RANGE = {**_BYTES, "description": "The range that was asked for."}
 
 
-@router.get("", response_model=Page[Checkpoint], responses=guarded(400, 404))
+@router.get("", response_model=Page[Checkpoint], responses=guarded(400, 404, codes=["invalid_cursor"]))
 async def list_(
     services: Here,
     member: TenantMember,

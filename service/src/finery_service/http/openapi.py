@@ -12,15 +12,11 @@ from finery_service.errors import ServiceError
 from finery_service.http.examples import TAIL
 
 _CODES: dict[str, tuple[int, str, str | None]] = {
-    "invalid_value": (
-        400,
-        "hyperparameters.learning_rate: expected greater than 0, found -1.",
-        "hyperparameters.learning_rate",
-    ),
+    "invalid_value": (400, "name: expected a text with at least 1 character, found a text of 0 characters.", "name"),
     "unknown_parameter": (400, "Expected no query parameters, found 'verbose'.", "verbose"),
     "invalid_cursor": (400, "Expected the id of an object of this list, found another text.", "after"),
     "invalid_time": (400, "start: expected an RFC 3339 time with a zone, found '2026-12-01'.", "start"),
-    "missing_file": (400, "Expected a part named file with a filename, found none.", "file"),
+    "missing_file": (400, "Expected a part named file with the data, found none.", "file"),
     "invalid_api_key": (
         401,
         "Expected one header `Authorization: Bearer <key>` with a valid key, found none.",
@@ -50,6 +46,7 @@ _CODES: dict[str, tuple[int, str, str | None]] = {
     ),
     "file_in_use": (409, f"Expected one that no open job needs, found that job job_{TAIL} does.", None),
     "body_too_large": (413, "Expected a body of at most 1048576 bytes, found more; send less.", None),
+    "file_too_large": (413, "Expected a file of at most 10737418240 bytes, found a longer one; split it.", "file"),
     "unsupported_content_encoding": (
         415,
         "Expected a body without Content-Encoding, found 'gzip'; send it uncompressed.",

@@ -67,7 +67,7 @@ async def create(request: Request, services: Here, member: TenantMember) -> Resp
         return await do_once(session, once, lambda: service.submit(session, member, body.value, now), now)
 
 
-@router.get("", response_model=Page[Job], responses=guarded(400, 404, noun="project"))
+@router.get("", response_model=Page[Job], responses=guarded(400, 404, noun="project", codes=["invalid_cursor"]))
 async def list_(
     services: Here,
     member: TenantMember,
@@ -136,7 +136,10 @@ async def resume(job_id: str, services: Here, member: TenantMember) -> Response:
 @router.get(
     "/{job_id}/events",
     response_model=Page[Event],
-    responses={**guarded(400, 404), 200: {"content": {stream.MEDIA_TYPE: {"schema": {"type": "string"}}}}},
+    responses={
+        **guarded(400, 404, codes=["invalid_cursor"]),
+        200: {"content": {stream.MEDIA_TYPE: {"schema": {"type": "string"}}}},
+    },
 )
 async def events(
     job_id: str, request: Request, services: Here, member: TenantMember, after: Seq = 0, limit: Limit = 20

@@ -38,7 +38,9 @@ async def create(tenant_id: str, request: Request, services: Here, _operator: Op
         )
 
 
-@router.get("", response_model=Page[Key], responses=guarded(400, 404, noun="tenant", key="operators"))
+@router.get(
+    "", response_model=Page[Key], responses=guarded(400, 404, noun="tenant", key="operators", codes=["invalid_cursor"])
+)
 async def list_(
     tenant_id: str, services: Here, _operator: OperatorOnly, after: After = None, limit: Limit = 20
 ) -> Response:

@@ -34,7 +34,7 @@ async def create(request: Request, services: Here, _operator: OperatorOnly) -> R
         return await do_once(session, once, lambda: service.create(session, body.value, now), now)
 
 
-@router.get("", response_model=Page[Model], responses=guarded(400, key="anyone's"))
+@router.get("", response_model=Page[Model], responses=guarded(400, key="anyone's", codes=["invalid_cursor"]))
 async def list_(services: Here, _caller: AnyCaller, after: After = None, limit: Limit = 20) -> Response:
     """The catalogue, newest first."""
     async with transaction(services.app_engine) as session:

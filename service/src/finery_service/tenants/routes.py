@@ -32,7 +32,7 @@ async def create(request: Request, services: Here, _operator: OperatorOnly) -> R
         return await do_once(session, once, lambda: service.create(session, body.value, now), now)
 
 
-@router.get("", response_model=Page[Tenant], responses=guarded(400, key="operators"))
+@router.get("", response_model=Page[Tenant], responses=guarded(400, key="operators", codes=["invalid_cursor"]))
 async def list_(services: Here, _operator: OperatorOnly, after: After = None, limit: Limit = 20) -> Response:
     """All tenants, newest first."""
     async with transaction(services.system_engine) as session:

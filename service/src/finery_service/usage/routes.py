@@ -20,7 +20,7 @@ _EXAMPLE = ["2026-12-01T00:00:00Z"]
 Time = Annotated[str | None, Query(description="RFC 3339 with a zone; windows are [start, end).", examples=_EXAMPLE)]
 
 
-@router.get("", response_model=Page[UsageRow], responses=guarded(400, 404))
+@router.get("", response_model=Page[UsageRow], responses=guarded(400, 404, codes=["invalid_time"]))
 async def list_(
     services: Here,
     member: TenantMember,
