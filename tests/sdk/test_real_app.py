@@ -34,6 +34,29 @@ async def test_e17_a_file_keeps_its_name_and_its_bytes(client: AsyncFinery) -> N
     assert (wrong.status, wrong.error_count, wrong.errors[0].line) == ("invalid", 1, 2)
 
 
+NAMES = [
+    "a\u0308.jsonl",
+    'quote".jsonl',
+    "back\\slash.jsonl",
+    "../../etc/passwd",
+    ".hidden",
+    "a;b=c%0A.jsonl",
+    "ä" * 127,
+]
+REFUSED = ["line\r\nX-Evil: 1.jsonl", "nul\0.jsonl", "   ", "n" * 300, "ä" * 128]
+
+
+async def test_e17_every_name_comes_back_as_it_was_sent_or_is_refused(client: AsyncFinery) -> None:
+    for name in NAMES:
+        file = await client.files.upload(jsonl(CHAT_ROW), name=name)
+        assert (file.name, (await client.files.retrieve(file)).name) == (name, name)
+    for name in REFUSED:
+        with pytest.raises(BadRequestError) as caught:
+            await client.files.upload(jsonl(CHAT_ROW), name=name)
+        assert caught.value.code == "invalid_file_name"
+    assert {file.name async for file in client.files.list()} == set(NAMES)
+
+
 async def test_a_job_is_created_listed_cancelled_and_waited_for(real_api: Api, client: AsyncFinery) -> None:
     file = await client.files.upload(jsonl(CHAT_ROW))
     hyper = SftHyperparameters(max_steps=4, learning_rate=3e-4)
