@@ -164,8 +164,9 @@ async def test_a_delete_while_a_twin_is_being_inserted_leaves_the_object(
     assert (await row(api, first)).purged_at is not None
 
 
-async def test_a_delete_while_a_job_is_being_created_waits_and_is_refused(
-    api: Api, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("what", ["job", "preview"])
+async def test_a_delete_while_a_job_or_preview_is_being_created_waits_and_is_refused(
+    api: Api, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     from finery_service.jobs import store as jobs
 
@@ -180,13 +181,17 @@ async def test_a_delete_while_a_job_is_being_created_waits_and_is_refused(
         await insert(*arguments)
 
     monkeypatch.setattr(jobs, "insert", slowly)
-    creating = asyncio.create_task(door.job(training_file=file))
+    preview = {"model": factories.MODEL_NAME}
+    request = door.job(training_file=file) if what == "job" else door.post(f"/v1/files/{file}/previews", preview)
+    creating = asyncio.create_task(request)
     await holds.wait()
     deleting = asyncio.create_task(delete(door, file))
     await waiting_for_a_lock(api)
     goes_on.set()
     assert (await creating).status_code == 201
-    assert (await deleting).status_code == 409
+    refused = (await deleting).json()["error"]
+    assert refused["code"] == "file_in_use"
+    assert refused["details"] == [{"job": (await creating).json()["id"]}]
     assert await content_of(api, file) == GOOD
 
 

@@ -122,7 +122,7 @@ async def delete(session: AsyncSession, tenant_id: str, file_id: str, now: datet
 
     Raises 409 naming who needs it.
     """
-    row = await _require(session, tenant_id, file_id, lock=True)
+    row = await _require(session, tenant_id, file_id, lock="change")
     users = await store.users(session, row)
     if users:
         message = f"Expected a file that nothing reads, found that {', '.join(users)} may; cancel or wait for the end."
@@ -133,7 +133,7 @@ async def delete(session: AsyncSession, tenant_id: str, file_id: str, now: datet
     return row
 
 
-async def _require(session: AsyncSession, tenant_id: str, file_id: str, *, lock: bool = False) -> FileRow:
+async def _require(session: AsyncSession, tenant_id: str, file_id: str, *, lock: store.Lock | None = None) -> FileRow:
     row = await store.get(session, tenant_id, file_id, lock=lock) if is_id(file_id) else None
     if row is None:
         raise not_found("file", file_id)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Literal
+
 from sqlmodel import col, or_, select
 from sqlmodel.ext.asyncio.session import AsyncSession
 
@@ -10,13 +12,17 @@ from finery_service.jobs.tables import JobRow
 _NAMED = 5
 
 
-async def get(session: AsyncSession, tenant_id: str, file_id: str, *, lock: bool = False) -> FileRow | None:
-    """None for a deleted one, too. `lock`: nobody else relies on it until the transaction ends."""
+Lock = Literal["keep", "change"]
+"""Until the transaction ends: nobody else deletes the row, or nobody else even relies on it."""
+
+
+async def get(session: AsyncSession, tenant_id: str, file_id: str, *, lock: Lock | None = None) -> FileRow | None:
+    """None for a deleted one, too."""
     statement = select(FileRow).where(
         FileRow.tenant_id == tenant_id, FileRow.id == file_id, col(FileRow.deleted_at).is_(None)
     )
-    if lock:
-        statement = statement.with_for_update()
+    if lock is not None:
+        statement = statement.with_for_update(read=lock == "keep")
     return (await session.exec(statement)).one_or_none()
 
 

@@ -34,7 +34,7 @@ _STATUS = {JobState.SUCCEEDED: "ready", JobState.FAILED: "failed", JobState.CANC
 
 async def create(session: AsyncSession, member: Member, file_id: str, body: PreviewCreate, now: datetime) -> Preview:
     """Raises 404 for the file; 400 for a file with errors, for the model, and for rows longer than it takes."""
-    file = await _file(session, member.tenant_id, file_id)
+    file = await _file(session, member.tenant_id, file_id, lock="keep")
     if file.status != "valid":
         found = f"{file.error_count} in {file.id}"
         message = f"Expected a file without errors, found {found}; see details, mend and upload it again."
@@ -61,8 +61,8 @@ async def get(session: AsyncSession, tenant_id: str, file_id: str, preview_id: s
     return _to_preview(row, model.name)
 
 
-async def _file(session: AsyncSession, tenant_id: str, file_id: str) -> FileRow:
-    file = await files.get(session, tenant_id, file_id) if is_id(file_id) else None
+async def _file(session: AsyncSession, tenant_id: str, file_id: str, *, lock: files.Lock | None = None) -> FileRow:
+    file = await files.get(session, tenant_id, file_id, lock=lock) if is_id(file_id) else None
     if file is None:
         raise not_found("file", file_id)
     return file
