@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from finery.forward import TensorBoard
+
 from .cli_api import Api
 from .support import checkpoint_json, error_json, event_json, job_json, page_json
 
@@ -158,6 +160,17 @@ def test_jobs_are_drawn_into_a_file(api: Api, finery: Any, tmp_path: Path) -> No
     assert (result.code, result.out) == (0, f"{target}\n")
     assert "held-out" not in target.read_text(encoding="utf-8"), "it has no validation file"
     assert finery("jobs", "plot", "job_1", "--to", str(tmp_path / "loss.pdf")).code == 2
+
+
+def test_a_forwarding_that_is_interrupted_says_where_to_go_on(
+    api: Api, finery: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TensorBoard, "write", interrupted)
+    result = finery("jobs", "forward", "job_1", "--to", "tensorboard", "--dir", str(tmp_path))
+    assert (result.code, result.err) == (130, "Forwarded up to event 2; go on with after=2.\n")
 
 
 def test_a_job_is_forwarded_to_tensorboard_once(api: Api, finery: Any, tmp_path: Path) -> None:

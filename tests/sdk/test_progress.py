@@ -105,3 +105,11 @@ def test_a_transfer_shows_its_bytes_on_a_terminal_only() -> None:
             progress(500_000, 1_000_000)
         assert ("a[1].bin" in written.getvalue()) == terminal
         assert ("0.5/1.0 MB" in written.getvalue()) == terminal
+
+
+def test_an_upload_that_is_over_says_what_goes_on() -> None:
+    written = io.StringIO()
+    console = Console(file=written, force_terminal=True, width=120)
+    with TransferProgress("a.jsonl", console, after="the server checks its rows") as progress:
+        progress(1_000_000, 1_000_000)
+    assert "a.jsonl, the server checks its rows" in written.getvalue()

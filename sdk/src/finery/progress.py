@@ -190,9 +190,13 @@ class JobProgress:
 
 
 class TransferProgress:
-    """A bar for bytes: pass it as `on_progress`. Silent where there is no terminal."""
+    """A bar for bytes: pass it as `on_progress`. Silent where there is no terminal.
 
-    def __init__(self, label: str, console: Console | None = None) -> None:
+    `after`: what goes on once all bytes are over, such as the server's check of an upload.
+    """
+
+    def __init__(self, label: str, console: Console | None = None, *, after: str = "") -> None:
+        self._label, self._after = escape(label), escape(after)
         self._bar = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(),
@@ -203,7 +207,7 @@ class TransferProgress:
             disable=not (console or Console(stderr=True)).is_terminal,
             redirect_stdout=_shares_the_screen(),
         )
-        self._task = self._bar.add_task(escape(label), total=None)
+        self._task = self._bar.add_task(self._label, total=None)
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -215,7 +219,8 @@ class TransferProgress:
         self._bar.stop()
 
     def __call__(self, done: int, total: int) -> None:
-        self._bar.update(self._task, completed=done, total=total)
+        over = f"{self._label}, {self._after}" if self._after and done >= total else self._label
+        self._bar.update(self._task, description=over, completed=done, total=total)
 
 
 def _shares_the_screen() -> bool:

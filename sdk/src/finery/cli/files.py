@@ -123,7 +123,7 @@ def delete(files: Annotated[list[str], typer.Argument(metavar="FILE...", help="I
 
 def send(finery: Finery, path: Path, name: str | None = None, project: str | None = None) -> File:
     """Upload with a bar."""
-    with TransferProgress(path.name, err) as progress:
+    with TransferProgress(path.name, err, after="the server checks its rows") as progress:
         return finery.files.upload(path, name=name, project=project, on_progress=progress)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from decimal import Decimal
 from enum import StrEnum
+from os import PathLike
 from typing import Any, Literal
 
 from finery.types.base import Linked, Resource, Time
@@ -121,7 +122,7 @@ class Job(Linked):
         """Its checkpoints, oldest first."""
         return self._client().checkpoints.list(job=self)
 
-    def plot(self, path: str | None = None) -> Any:
+    def plot(self, path: str | PathLike[str] | None = None) -> Any:
         """`client.jobs.plot` of this job: a picture in a notebook, a file with `path`."""
         return self._client().jobs.plot(self, path=path)
 
