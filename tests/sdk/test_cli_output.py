@@ -79,3 +79,18 @@ def test_ctrl_c_before_the_command_is_loaded_ends_without_a_traceback(monkeypatc
     with pytest.raises(SystemExit) as done:
         main(["jobs", "list"])
     assert done.value.code == 130
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0.0002, "0.0002"),
+        (8.577e-05, "8.577e-05"),
+        (3.14159, "3.142"),
+        (12_250.4, "12,250"),
+        (-1500.0, "-1,500"),
+        (7, "7"),
+    ],
+)
+def test_numbers_are_short_and_large_ones_are_no_powers_of_ten(value: float, shown: str) -> None:
+    assert output.number(value) == shown

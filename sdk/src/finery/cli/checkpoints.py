@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from finery.cli.output import AsJson, client, err, print_json, print_table, size
+from finery.cli.output import AsJson, client, err, number, print_json, print_table, size
 from finery.client import Finery
 from finery.progress import TransferProgress
 from finery.types.checkpoints import Checkpoint
@@ -25,7 +25,7 @@ def list_(
     if json:
         print_json(found)
         return
-    rows = ((c.id, c.job, c.step, _marks(c), c.validation_loss, c.kind, size(c.bytes), c.created_at) for c in found)
+    rows = ((c.id, c.job, c.step, _marks(c), _loss(c), c.kind, size(c.bytes), c.created_at) for c in found)
     print_table(("id", "job", "step", "", "held-out loss", "kind", "size", "created"), rows)
 
 
@@ -61,6 +61,10 @@ def delete(
 
 def _marks(checkpoint: Checkpoint) -> str:
     return " ".join(name for name, is_so in (("★ best", checkpoint.best), ("final", checkpoint.final)) if is_so)
+
+
+def _loss(checkpoint: Checkpoint) -> str | None:
+    return None if checkpoint.validation_loss is None else number(checkpoint.validation_loss)
 
 
 def _find(finery: Finery, id_: str, best: bool) -> Checkpoint:

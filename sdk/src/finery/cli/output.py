@@ -22,6 +22,7 @@ from finery.types.money import plain
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
+_ATTEMPT = ("attempt", "reason", "resumed_from_step")
 _METRICS = ("loss", "trained_tokens", "tokens_per_second", "learning_rate", "grad_norm", "cost")
 out = Console(soft_wrap=True)
 err = Console(stderr=True, soft_wrap=True)
@@ -99,7 +100,7 @@ def summary(event: Event) -> str:
             said = f"step {data.get('step')}  {data.get('checkpoint')}" + ("  final" if data.get("final") else "")
             return said if loss is None else f"{said}  held-out loss {number(loss)}"
         case "attempt":
-            said = _named(data, ("attempt", "reason", "resumed_from_step"))
+            said = _named({**data, "resumed_from_step": data.get("resumed_from_step") or None}, _ATTEMPT)
             return f"{data.get('number', '?')} {data.get('phase', '')}  {said}".rstrip()
         case "warning":
             return f"{data.get('message', data.get('code'))}"
@@ -114,7 +115,10 @@ def _named(data: dict[str, Any], names: Iterable[str]) -> str:
 
 
 def number(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    """Four digits of a float, or all of those before its point."""
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
 def print_error(error: FineryError) -> None:
