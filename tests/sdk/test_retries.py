@@ -167,7 +167,7 @@ async def test_e19_a_server_that_creates_and_then_drops_the_connection_has_one_o
 ) -> None:
     made: dict[str, str] = {}
     preview = {"file": "file_1", "model": "m", "status": "ready", "created_at": "2026-11-30T12:00:00Z"}
-    answers = {"create": job_json, "upload": file_json, "preview": lambda id: {**preview, "id": id}}  # noqa: A006
+    answers: dict[str, Any] = {"create": job_json, "upload": file_json, "preview": lambda id: {**preview, "id": id}}  # noqa: A006
 
     def reply(handler: Handler, seen: Seen) -> None:
         known = len(made)
