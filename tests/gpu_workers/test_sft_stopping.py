@@ -126,6 +126,30 @@ def test_patience_survives_a_lost_worker(make_job: MakeJob, monkeypatch: pytest.
     assert control.step == 4
 
 
+def test_the_evaluation_of_a_pause_does_not_count(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that was never paused would not have had it."""
+    hyper = {"epochs": 8, "eval_every": 4, "checkpoint_every": 1000, "early_stopping_patience": 2}
+    control = make_job(validation=chat_rows(2), **hyper)
+    run.main(control.attempt(pb.ATTEMPT_KIND_PREPARE))
+    control.grant_steps = 1
+
+    def pause(name: str, request: Any) -> None:
+        if name == "CommitSteps" and request.steps[-1].step >= 5:
+            control.intent = pb.INTENT_PAUSE
+
+    control.hook = pause
+    scripted(monkeypatch, [4.0, 3.0, 9.0])
+    run.main(control.attempt(pb.ATTEMPT_KIND_TRAIN))
+    assert ended(control) == "paused_by_customer"
+    assert (control.checkpoints[-1].validation_loss, control.checkpoints[-1].step in (5, 6, 7)) == (9.0, True)
+    control.hook, control.intent = lambda _name, _request: None, pb.INTENT_RUN
+    scripted(monkeypatch, [3.5, 3.5])
+    run.main(control.attempt(pb.ATTEMPT_KIND_TRAIN))
+    assert ended(control) == "stopped_early"
+    assert control.step == 12
+    assert evaluations(control) == {0: 4.0, 4: 3.0, 8: 3.5, 12: 3.5}
+
+
 @pytest.mark.parametrize(("losses", "step"), [([NAN], 0), ([4.0, 3.0, NAN], 2), ([4.0, INF], 1)])
 def test_an_evaluation_that_is_not_finite_ends_the_job_and_keeps_nothing_of_its_step(
     make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, losses: list[float], step: int
