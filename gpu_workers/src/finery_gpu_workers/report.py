@@ -121,7 +121,7 @@ class ControlPlane:
             )
             raise WorkerError("preview_too_large", message, param="rows")
         self._ending = True
-        self._call(self._stub.ReportPreview, pb.ReportPreviewRequest(rows_json=rows_json, **self._identity))
+        self._call(self._stub.ReportPreview, pb.ReportPreviewRequest(rows_json=rows_json.decode(), **self._identity))
 
     def finish(self, reason: JobReason, error: ErrorDetail | None = None) -> None:
         """Ends the attempt."""
