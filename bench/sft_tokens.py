@@ -120,7 +120,7 @@ def _process(python: str, script: str, job: dict[str, Any], environment: dict[st
 def _show(name: str, one: dict[str, Any]) -> None:
     cpu, wall = (one["tokens"] / one[kind] for kind in ("cpu", "wall"))
     peak = one["peak"] / 1e9
-    print(f"{name}: {one['tokens']} tokens, {cpu:.1f} per CPU-second, {wall:.1f} per second, peak {peak:.2f} GB")
+    print(f"{name}: {one['tokens']} tokens, {cpu:.1f} per CPU-second, {wall:.1f} per second, peak {peak:.2f} GB", flush=True)
 
 
 def _compare_losses(job: dict[str, Any], name: str, trl: dict[str, Any]) -> None:

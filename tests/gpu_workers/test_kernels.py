@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 from torch import Tensor
 
 from finery_gpu_workers.losses import cross_entropy
@@ -24,7 +24,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 def plain_norm(x: Tensor, weight: Tensor) -> Tensor:
-    return F.rms_norm(x, weight.shape, weight, 1e-5)
+    return functional.rms_norm(x, weight.shape, weight, 1e-5)
 
 
 def plain_swiglu(x: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ def lora(x: Tensor, *factors: Tensor) -> Tensor:
 
 def plain_lora(x: Tensor, *factors: Tensor) -> Tensor:
     up = torch.cat((factors[1], factors[1].new_zeros(3, 2)))
-    return F.linear(x, WEIGHT.to(x.dtype), BIAS.to(x.dtype)) + 0.5 * F.linear(F.linear(x, factors[0]), up)
+    return functional.linear(x, WEIGHT.to(x.dtype), BIAS.to(x.dtype)) + 0.5 * functional.linear(functional.linear(x, factors[0]), up)
 
 
 WEIGHT, BIAS = normal(9, 5, seed=7), normal(9, seed=8)
@@ -64,7 +64,7 @@ def loss(logits: Tensor) -> Tensor:
 
 
 def plain_loss(logits: Tensor) -> Tensor:
-    return (F.cross_entropy(logits, TARGETS, reduction="none") * WEIGHTS).sum()
+    return (functional.cross_entropy(logits, TARGETS, reduction="none") * WEIGHTS).sum()
 
 
 def embedded(weight: Tensor) -> Tensor:
@@ -76,7 +76,8 @@ def plain_embedded(weight: Tensor) -> Tensor:
 
 
 def heads(x: Tensor) -> Tensor:
-    return attend(*x.split([4, 2, 2], dim=1), lengths=(3, 3, 5))
+    q, k, v = x.split([4, 2, 2], dim=1)
+    return attend(q, k, v, (3, 3, 5))
 
 
 def plain_heads(x: Tensor) -> Tensor:

@@ -13,14 +13,15 @@ from torch import Tensor
 from finery.types.methods import Adapter, LoraAdapter, SftHyperparameters
 from finery_gpu_workers.batch import PackedBatch
 from finery_gpu_workers.losses import cross_entropy
+from finery_gpu_workers.models.export import export_full, export_merged
 from finery_gpu_workers.models.interface import Model
 from finery_gpu_workers.models.lora import Lora, attach
 from finery_gpu_workers.models.peft_layout import export_peft, load_peft
 from finery_gpu_workers.optim import AdamW, FlatParameters, clip
 from finery_gpu_workers.working import WorkingCopies
 
-# Logits are computed for this many numbers at a time: 256 MB in float32.
-_LOGITS_AT_ONCE = 2**26
+# Logits are computed for this many numbers at a time: 64 MB in float32, of which the loss needs three.
+_LOGITS_AT_ONCE = 2**24
 
 
 @dataclass(frozen=True)
@@ -140,14 +141,10 @@ class Learner:
         if isinstance(self._tied_to, Lora):
             export_peft(self._tied_to, folder, base_model=base_model)
         else:
-            from finery_gpu_workers.models.export import export_full
-
             export_full(self._model, source, folder)
 
     def save_merged(self, folder: Path, source: Path) -> None:
         """Writes the whole model with the adapter merged into its weights."""
-        from finery_gpu_workers.models.export import export_full, export_merged
-
         if isinstance(self._tied_to, Lora):
             export_merged(self._model, self._tied_to, source, folder)
         else:
