@@ -16,7 +16,7 @@ from starlette.routing import Match
 from finery.types.base import Resource
 from finery.types.errors import ErrorBody
 from finery_service.errors import ServiceError
-from finery_service.http.bodies import found
+from finery_service.http.bodies import TOLD, found
 
 Handler = Callable[[Request, Exception], Awaitable[Response]]
 
@@ -78,7 +78,7 @@ def _methods(routers: Sequence[APIRouter], request: Request) -> list[str]:
 async def _parameter_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     details: list[dict[str, Any]] = []
-    for problem in error.errors():
+    for problem in error.errors()[:TOLD]:
         param = str(problem["loc"][1]) if len(problem["loc"]) > 1 else None
         message = str(problem["msg"]).replace("Input should be", "expected")
         text = f"{param}: {message}, found {found(problem['input'])}."

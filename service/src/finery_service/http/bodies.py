@@ -25,7 +25,10 @@ _WORDS = {
     "Unable to extract tag using discriminator": "expected",
     "Extra inputs are not permitted": "expected no field of this name",
 }
-_TOLD = 20
+TOLD = 20
+"""Errors that an answer names."""
+_LOOKED_AT = 1000
+"""A body may hold a hundred thousand wrong fields; all other requests wait while we look at them."""
 
 Problem = tuple[str | None, str, str]
 """Field, code, sentence."""
@@ -86,32 +89,34 @@ def parse_json(raw: bytes, kind: type[B], *, root_param: str | None = None) -> B
     except ValueError as error:
         raise ServiceError(400, "invalid_json", f"Expected a JSON object as the body: {error}.") from None
     if flaws:
-        raise _refusal([(dotted(flaw.path), flaw.code, flaw.message) for flaw in flaws])
+        raise _refusal([(dotted(flaw.path) or None, flaw.code, flaw.message) for flaw in flaws[:_LOOKED_AT]], len(flaws))
     try:
         return Body(kind.model_validate_json(raw), canonical_sha256(value))
     except ValidationError as error:
-        problems = [_problem(problem, value, root_param) for problem in error.errors(include_url=False)]
-        raise _refusal(_deepest(problems)) from None
+        errors = error.errors(include_url=False)
+        problems = _deepest([_problem(problem, value, root_param) for problem in errors[:_LOOKED_AT]])
+        raise _refusal(problems, len(problems) + len(errors[_LOOKED_AT:])) from None
 
 
 def _deepest(problems: list[Problem]) -> list[Problem]:
     """Without those of a field inside which there is another: of a union, every member complains."""
-    params = [param for param, _, _ in problems if param]
-    return [
-        problem
-        for problem in problems
-        if not any(other.startswith((f"{problem[0]}.", f"{problem[0]}[")) for other in params)
-    ]
+    above = {param[:end] for param, _, _ in problems if param for end, c in enumerate(param) if c in ".["}
+    return [problem for problem in problems if problem[0] not in above]
 
 
-def _refusal(problems: list[Problem]) -> ServiceError:
+def _refusal(problems: list[Problem], count: int) -> ServiceError:
+    """`count` of all that there are; `problems` are the first of them."""
     details = [
         {"param": param, "code": code, "message": f"{param}: {text}." if param else f"{text[:1].upper()}{text[1:]}."}
-        for param, code, text in problems[:_TOLD]
+        for param, code, text in problems[:TOLD]
     ]
     param, code, _ = problems[0]
-    more = f" ({len(problems) - 1} more in details.)" if len(problems) > 1 else ""
+    more = f" ({count - 1} more{_where(count)}.)" if count > 1 else ""
     return ServiceError(400, code, f"{details[0]['message']}{more}", param=param, details=details)
+
+
+def _where(count: int) -> str:
+    return " in details" if count <= TOLD else f", the first {TOLD} in details"
 
 
 def _problem(error: ErrorDetails, body: Any, root_param: str | None) -> Problem:
