@@ -89,7 +89,8 @@ def parse_json(raw: bytes, kind: type[B], *, root_param: str | None = None) -> B
     except ValueError as error:
         raise ServiceError(400, "invalid_json", f"Expected a JSON object as the body: {error}.") from None
     if flaws:
-        raise _refusal([(dotted(flaw.path) or None, flaw.code, flaw.message) for flaw in flaws[:_LOOKED_AT]], len(flaws))
+        first = flaws[:TOLD]
+        raise _refusal([(dotted(flaw.path) or None, flaw.code, flaw.message) for flaw in first], len(flaws))
     try:
         return Body(kind.model_validate_json(raw), canonical_sha256(value))
     except ValidationError as error:
