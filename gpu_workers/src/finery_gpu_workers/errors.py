@@ -1,10 +1,11 @@
 """What a worker can tell the customer: a stable code and a sentence that says what to do.
 
-Codes of `finery_gpu_workers.models`. Another choice of the customer's mends these:
+Codes of `finery_gpu_workers.models` and `start`. Another choice of the customer's mends these:
     unsupported_model             neither our decoder nor transformers computes it, by the key or part that is named
     model_requires_remote_code    the folder brings Python code, which is never run
     unknown_target                the adapter names layers or matrices that the model lacks
     unsupported_adapter           a variant of LoRA that would be applied wrongly
+    base_changed                  the catalogue's model is no longer the one that a checkpoint's adapter was trained on
     row_too_long_for_model        beyond a sliding window, a dynamic rope or learned positions
 The operator's catalogue mends these:
     model_not_found, model_source_unavailable, invalid_model, unsafe_checkpoint_file

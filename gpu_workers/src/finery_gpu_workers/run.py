@@ -36,6 +36,7 @@ _CUSTOMERS = {
     "invalid_chat_template": JobReason.INVALID_DATA,
     "preview_too_large": JobReason.INVALID_DATA,
     "added_tokens_untrained": JobReason.INVALID_MODEL,
+    "base_changed": JobReason.INVALID_MODEL,
     "model_requires_remote_code": JobReason.INVALID_MODEL,
     "row_too_long_for_model": JobReason.INVALID_MODEL,
     "unknown_target": JobReason.INVALID_MODEL,

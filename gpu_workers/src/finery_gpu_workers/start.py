@@ -132,7 +132,8 @@ class Start:
 
 
 def open_start(work: Work) -> Start:
-    """Raises WorkerError `added_tokens_untrained`, storage.DigestError."""
+    """Raises WorkerError `added_tokens_untrained`, `base_changed`; storage.DigestError."""
+    check_bases(work)
     rows = vocabulary(work)
     parts = base_parts(work)
     whole = [part.folder for part in parts if part.kind == "full"]
@@ -152,15 +153,36 @@ def _link(work: Work, part: pb.BasePart) -> dict[str, Any]:
     return link | {key: content[key] for key in ("base_vocab_size", "vocab_size") if key in content}
 
 
-def _base_sha256(work: Work) -> str:
-    """The model's weights, then those of every part, by the manifests."""
-    model = weights_sha256(work.model_folder)
-    lines = [f"{model}\n"]
-    for part in work.assignment.base:
+def check_bases(work: Work) -> None:
+    """Raises WorkerError `base_changed` for an adapter that was not trained on what it would be put on now.
+
+    Its shapes fit where only the numbers are other ones, and then nothing else would say so.
+    """
+    merges = [(number, part.prefix) for number, part in enumerate(work.assignment.base) if part.kind == "merge"]
+    on = [(len(work.assignment.base), work.assignment.start_prefix)] if work.assignment.start_prefix else []
+    for below, prefix in (*merges, *on):
+        trained_on = _manifest(work, prefix)["compute"]["base_sha256"]
+        if trained_on and trained_on != (found := _base_sha256(work, below)):
+            raise WorkerError(
+                "base_changed",
+                f"from_checkpoint: expected the weights that its adapter was trained on (sha256 {trained_on}), found "
+                f"others under the model's name (sha256 {found}); start from the model, or ask the operator for the "
+                "weights of then",
+                param="from_checkpoint",
+            )
+
+
+def _base_sha256(work: Work, count: int | None = None) -> str:
+    """Of the weights that the first `count` parts leave (None: all): the last whole ones, and the merges on them."""
+    parts = list(work.assignment.base)[:count]
+    whole = max((number for number, part in enumerate(parts) if part.kind == "full"), default=-1)
+    model = weights_sha256(work.model_folder) if whole < 0 else ""
+    lines = [f"{model}\n"] if model else []
+    for part in parts[max(whole, 0) :]:
         wanted = _is_model if part.kind == "full" else _is_adapter
         weights = [file for file in _files(work, part.prefix) if wanted(file["path"])]
         lines += [f"{part.kind} {file['sha256']}  {file['path']}\n" for file in weights]
-    return hashlib.sha256("".join(lines).encode()).hexdigest() if len(lines) > 1 else model
+    return model if model and len(lines) == 1 else hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def _shape(work: Work) -> tuple[int, bool]:

@@ -29,7 +29,7 @@ from finery_gpu_workers.data.rendering import Phase
 from finery_gpu_workers.data.tokens import tokenizer_sha256
 from finery_gpu_workers.errors import WorkerError
 from finery_gpu_workers.models.catalog import longest_row
-from finery_gpu_workers.start import tokenizer_folder, vocabulary
+from finery_gpu_workers.start import check_bases, tokenizer_folder, vocabulary
 from finery_gpu_workers.work import Ending, Work, stopped_by_customer
 
 _COMPRESSED = 20
@@ -62,6 +62,7 @@ def prepare(work: Work, now: datetime, limits: Limits | None = None) -> Ending |
 
 def request_of(work: Work, now: datetime, **settings: Any) -> Request:
     """What the child is to do; `settings` are train_on, max_length, truncation and perhaps preview, added_tokens."""
+    check_bases(work)
     output = work.folder / "prepared"
     output.mkdir()
     return Request(
