@@ -132,7 +132,7 @@ async def test_what_a_crash_left_is_purged_by_the_sweep(api: Api, monkeypatch: p
         raise OSError("the store does not answer")
 
     with monkeypatch.context() as patch:
-        patch.setattr(purge, "_delete_below", broken)
+        patch.setattr(purge, "delete_below", broken)
         assert (await door.client.delete(f"/v1/checkpoints/{row.id}")).status_code == 200, "the row decides"
         assert await purge.sweep(api.system_engine, api.app.state.services.store) == 0
     assert len(objects(api, job)) == 2

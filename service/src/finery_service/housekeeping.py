@@ -12,6 +12,7 @@ from finery_service.checkpoints import purge as checkpoints
 from finery_service.db.engine import transaction
 from finery_service.files import purge as files
 from finery_service.http.context import Services
+from finery_service.jobs import purge as jobs
 
 IDEMPOTENCY_KEYS_KEPT = timedelta(days=7)
 _FIRST, _EVERY = 30.0, 600.0
@@ -20,9 +21,11 @@ log = structlog.get_logger("finery.api")
 
 
 async def sweep(services: Services) -> None:
-    """Once: objects of deleted checkpoints and files, idempotency keys that nobody repeats any more."""
+    """Once: objects of deleted checkpoints and files, prepared data of jobs that have ended, idempotency keys that
+    nobody repeats any more."""
     await checkpoints.sweep(services.system_engine, services.store)
     await files.sweep(services.system_engine, services.store)
+    await jobs.sweep(services.system_engine, services.store)
     async with transaction(services.system_engine) as session:
         await auth.forget(session, before=services.clock() - IDEMPOTENCY_KEYS_KEPT)
 

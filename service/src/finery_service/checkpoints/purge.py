@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import obstore
 import structlog
 from obstore.store import ObjectStore
 from sqlalchemy import func
@@ -11,6 +10,7 @@ from sqlmodel import col, select, update
 
 from finery_service.checkpoints.tables import CheckpointRow
 from finery_service.db.engine import transaction
+from finery_service.objects import delete_below
 
 _AT_ONCE = 100
 
@@ -34,7 +34,7 @@ async def purge(engine: AsyncEngine, store: ObjectStore, row: CheckpointRow) -> 
     the row still says that it is owed."""
     try:
         for prefix in (row.prefix, row.resume_prefix):
-            await _delete_below(store, prefix)
+            await delete_below(store, prefix)
         async with transaction(engine) as session:
             await session.execute(
                 update(CheckpointRow)
@@ -45,9 +45,3 @@ async def purge(engine: AsyncEngine, store: ObjectStore, row: CheckpointRow) -> 
         _log.warning("checkpoint_not_purged", checkpoint=row.id, error=type(problem).__name__)
         return False
     return True
-
-
-async def _delete_below(store: ObjectStore, prefix: str) -> None:
-    folder = prefix.rstrip("/") + "/"
-    async for batch in obstore.list(store, folder):
-        await obstore.delete_async(store, [item["path"] for item in batch if item["path"].startswith(folder)])
