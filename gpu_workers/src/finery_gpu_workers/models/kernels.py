@@ -7,7 +7,6 @@ zero-filled, joined or cast twice, and because elementwise work goes block by bl
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -122,27 +121,26 @@ class _LoraLinear(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, scale: float, sizes: list[int], *factors: Tensor
     ) -> Tensor:
-        downs, ups = factors[: -len(sizes)], factors[-len(sizes) :]
-        down = torch.cat(downs).to(x.dtype)
-        up = (ups[0] if len(ups) == 1 else torch.block_diag(*ups)).to(x.dtype)
-        inner = F.linear(x, down)
-        y = F.linear(x, weight, bias).addmm_(inner, up.t(), alpha=scale)
-        ctx.save_for_backward(x, weight, down, up, inner)
-        ctx.scale, ctx.sizes = scale, sizes
-        ctx.downs, ctx.ups = [len(one) for one in downs], [one.shape[1] for one in ups]
+        downs, ups = factors[: -len(sizes)], [up.to(x.dtype) for up in factors[-len(sizes) :]]
+        down, ranks = torch.cat(downs).to(x.dtype), [up.shape[1] for up in ups]
+        inner, y = F.linear(x, down), F.linear(x, weight, bias)
+        for outputs, columns, up in zip(y.split(sizes, 1), inner.split(ranks, 1), ups, strict=True):
+            if up.numel():
+                outputs.addmm_(columns, up.t(), alpha=scale)
+        ctx.save_for_backward(x, weight, down, inner, *ups)
+        ctx.scale, ctx.sizes, ctx.downs = scale, sizes, [len(one) for one in downs]
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, down, up, inner = ctx.saved_tensors
-        dy = dy.contiguous()
-        dinner = dy @ up
-        dx = (dy @ weight).addmm_(dinner, down, alpha=ctx.scale) if ctx.needs_input_grad[0] else None
+        x, weight, down, inner, *ups = ctx.saved_tensors
         wide = torch.promote_types(x.dtype, torch.float32)
-        ddown, dup = ((z.t() @ other).to(wide).mul_(ctx.scale) for z, other in ((dinner, x), (dy, inner)))
-        columns = zip(dup.split(ctx.sizes), ctx.ups, accumulate(ctx.ups), strict=True)
-        dups = [rows[:, end - rank : end] for rows, rank, end in columns]
+        outputs, columns = dy.split(ctx.sizes, 1), inner.split([up.shape[1] for up in ups], 1)
+        dinner = torch.cat([one @ up for one, up in zip(outputs, ups, strict=True)], dim=1)
+        dups = [(one.t() @ z).to(wide).mul_(ctx.scale) for one, z in zip(outputs, columns, strict=True)]
+        dx = (dy @ weight).addmm_(dinner, down, alpha=ctx.scale) if ctx.needs_input_grad[0] else None
+        ddown = (dinner.t() @ x).to(wide).mul_(ctx.scale)
         return dx, None, None, None, None, *ddown.split(ctx.downs), *dups
 
 
