@@ -49,4 +49,5 @@ class _CrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor, None, None]:
         (gradient,) = ctx.saved_tensors
-        return gradient * scale.to(gradient.dtype), None, None
+        # Not rounded to the dtype of the logits first: that would scale all gradients of a step by up to 0.4 %.
+        return gradient * scale, None, None
