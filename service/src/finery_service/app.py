@@ -6,7 +6,6 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
-from datetime import timedelta
 from typing import Any
 
 import structlog
@@ -24,9 +23,7 @@ from finery_service.checkpoints.routes import router as checkpoints
 from finery_service.clock import Clock, system_clock
 from finery_service.db.engine import create_engine
 from finery_service.db.notify import EventFeeds
-from finery_service.files.intake import sweep
 from finery_service.files.routes import router as files
-from finery_service.files.service import UPLOADS
 from finery_service.housekeeping import keep_house
 from finery_service.http.answers import install_handlers
 from finery_service.http.context import Services
@@ -46,7 +43,6 @@ from finery_service.usage.routes import router as usage
 
 _GRACE_SECONDS = 10
 _CONNECTIONS = 20  # beyond these, connections are made anew for each use, which costs more than the use
-_UPLOAD_AGE = timedelta(days=1)
 # A megabyte of "key" still gets an answer; cutting a client off while it sends, it would see a broken connection.
 _MAX_HEADER_BYTES = 2**20 + 2**18
 _DESCRIPTION = "Post-training as a service: SFT jobs on your data, metered to the token, down to the checkpoint."
@@ -104,7 +100,6 @@ async def _serve(settings: Settings) -> None:
     store: Any = from_url(settings.store_url)
     app = create_app(settings, app_engine=app_engine, system_engine=system_engine, store=store)
     try:
-        await sweep(store, UPLOADS, system_clock() - _UPLOAD_AGE)
         await run_server(app, settings)
     finally:
         await app_engine.dispose()
