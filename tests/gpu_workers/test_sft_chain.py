@@ -16,6 +16,7 @@ from .cards import Spy, logits_of, run_card
 from .conftest import MakeJob, chat_rows, ended, evaluations, goes_on, last_folder, last_manifest, stands_on, trained
 
 FULL, OTHER = FullWeights(type="full"), LoraAdapter(rank=2, alpha=4.0, targets=("q_proj", "down_proj"))
+WHOLE = LoraAdapter(rank=4, alpha=8.0, modules_to_save=("embed_tokens",))
 HELD_OUT = chat_rows(3)
 IDS = list(b"What is 2 plus 2?")
 
@@ -74,6 +75,14 @@ def test_all_weights_then_an_adapter_then_both_merged(make_job: MakeJob, monkeyp
     assert [part["kind"] for part in last_manifest(both)["base"]["chain"]] == ["full", "merge"]
     last = follows(make_job, stands_on(both, "full"), adapter=OTHER)
     assert evaluations(last)[0] == ends_where(both)
+
+
+@pytest.mark.parametrize("adapter", [FULL, WHOLE], ids=["all weights", "the matrix again"])
+def test_a_matrix_that_an_adapter_trained_whole_is_merged_and_trained_on(make_job: MakeJob, adapter: Any) -> None:
+    first = first_job(make_job, adapter=WHOLE)
+    second = follows(make_job, stands_on(first, "merge"), adapter=adapter)
+    assert evaluations(second)[0] == pytest.approx(ends_where(first), rel=1e-5)
+    assert evaluations(second)[second.step] < ends_where(first)
 
 
 def test_all_weights_go_on_from_all_weights(make_job: MakeJob) -> None:

@@ -33,7 +33,8 @@ def merge(weights: dict[str, Tensor], folder: Path, *, embedding: str, head: str
         weights[head] = old  # as PEFT does: only the input matrix was trained
     for name in sorted(stored.weights):
         if name in (embedding, head):
-            weights[name] = stored.weights[name].to(old.device, old.dtype)
+            # A copy: what safetensors gives is a view of the file's bytes, which cannot be trained.
+            weights[name] = stored.weights[name].to(old.device, old.dtype, copy=True)
         elif name.endswith(".lora_A"):
             _merge_one(weights, stored, name.removesuffix(".lora_A"), folder)
         elif not name.endswith(".lora_B") or name.removesuffix("B") + "A" not in stored.weights:
