@@ -8,9 +8,9 @@ task (bf16, the CPU, LoRA, max_length, rows in order); and TRL tuned (`TUNED`, t
 `--tune` measures). Every run is a fresh process, the sides in turn. Time is from the begin of the first step to the end
 of the last: loading is in none, the first step's warm-up is in all.
 
-Each side's first batch is scored again by ours, before training, in float32 and in bf16: the losses must agree to 1 %
-with what TRL reports, so that equal tokens are scored. The ceiling is what a core's own matmul rate, measured in the
-same run, allows for the FLOPs of these rows.
+The rows of TRL's first update are scored again by ours, before training, in float32 and in bf16: the losses must agree
+to 1 % with what TRL reports, so that equal tokens are scored. The ceiling is what a core's own matmul rate, measured in
+the same run, allows for the FLOPs of these rows.
 
 The rows that it gives: sft_tokens and sft_tokens_tuned (CPU-seconds; medians of the ratios of neighbouring runs),
 sft_tokens_wall, and sft_memory (peak resident set, ours over TRL's).
@@ -120,13 +120,16 @@ def _process(python: str, script: str, job: dict[str, Any], environment: dict[st
 def _show(name: str, one: dict[str, Any]) -> None:
     cpu, wall = (one["tokens"] / one[kind] for kind in ("cpu", "wall"))
     peak = one["peak"] / 1e9
-    print(f"{name}: {one['tokens']} tokens, {cpu:.1f} per CPU-second, {wall:.1f} per second, peak {peak:.2f} GB", flush=True)
+    print(
+        f"{name}: {one['tokens']} tokens, {cpu:.1f} per CPU-second, {wall:.1f} per second, peak {peak:.2f} GB",
+        flush=True,
+    )
 
 
 def _compare_losses(job: dict[str, Any], name: str, trl: dict[str, Any]) -> None:
     """Raises RuntimeError where TRL's first loss is not that of our model on the very same tokens and labels."""
     ours = _ours({"model": job["model"], "threads": job["threads"], "documents": trl["first"]})
-    print(f"loss of the first batch of {name}: TRL {trl['losses'][0]:.4f}, ours {ours}")
+    print(f"loss of the first update of {name}: TRL {trl['losses'][0]:.4f}, ours {ours}")
     for dtype, loss in ours.items():
         if abs(loss / trl["losses"][0] - 1) > LOSS_TOLERANCE:
             raise RuntimeError(f"{name}: expected a loss of {trl['losses'][0]}, found {loss} in {dtype}")

@@ -40,16 +40,18 @@ class Stopwatch(TrainerCallback):
 
 
 class Counting:
-    """A collator that notes the real tokens of every batch, and keeps the first batch."""
+    """A collator that notes the real tokens of every batch, and keeps the rows of the first `keep` batches."""
 
-    def __init__(self, collate: Any) -> None:
+    def __init__(self, collate: Any, keep: int) -> None:
         self.collate = collate
+        self.keep = keep
         self.tokens: list[int] = []
         self.first: list[dict[str, Any]] = []
 
     def __call__(self, examples: list[dict[str, Any]]) -> Any:
+        if len(self.tokens) < self.keep:
+            self.first += [dict(example) for example in examples]
         self.tokens.append(sum(len(example["input_ids"]) for example in examples))
-        self.first = self.first or [dict(example) for example in examples]
         return self.collate(examples)
 
 
@@ -95,7 +97,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         one = trainer(job, folder)
         one.add_callback(watch)
-        one.data_collator = Counting(one.data_collator)
+        one.data_collator = Counting(one.data_collator, keep=one.args.gradient_accumulation_steps)
         one.train()
     losses = [entry["loss"] for entry in one.state.log_history if "loss" in entry]
     result = {
