@@ -9,7 +9,7 @@ SOURCES := $(MEMBERS) bench examples tools
 PYTEST := $(BIN)/python -m pytest
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-slow check protos bench install fmt ratchet clean
+.PHONY: help demo test test-slow check protos openapi bench install fmt ratchet clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -4,6 +4,7 @@ alter table files add column encoding text not null default 'jsonl' check (encod
 -- A deleted file or checkpoint stays as a row, for the jobs and bills that name it; its objects are purged after commit.
 alter table files add column deleted_at timestamptz, add column purged_at timestamptz;
 create index files_unpurged on files (deleted_at) where deleted_at is not null and purged_at is null;
+create index files_by_content on files (tenant_id, sha256) where deleted_at is null;  -- asked at every upload
 grant update (deleted_at) on files to finery_app;
 
 -- kind `preview`: a job that only renders some rows; no list or bill shows it.
