@@ -52,7 +52,9 @@ def lora(x: Tensor, *factors: Tensor) -> Tensor:
 
 def plain_lora(x: Tensor, *factors: Tensor) -> Tensor:
     up = torch.cat((factors[1], factors[1].new_zeros(3, 2)))
-    return functional.linear(x, WEIGHT.to(x.dtype), BIAS.to(x.dtype)) + 0.5 * functional.linear(functional.linear(x, factors[0]), up)
+    return functional.linear(x, WEIGHT.to(x.dtype), BIAS.to(x.dtype)) + 0.5 * functional.linear(
+        functional.linear(x, factors[0]), up
+    )
 
 
 WEIGHT, BIAS = normal(9, 5, seed=7), normal(9, seed=8)
