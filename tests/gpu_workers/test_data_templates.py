@@ -11,11 +11,11 @@ import pytest
 
 import finery_gpu_workers
 from finery_gpu_workers.data import chat
-from finery_gpu_workers.data.chat import Template
+from finery_gpu_workers.data.chat import RowError, Template
 from finery_gpu_workers.errors import WorkerError
 from finery_testing.tiny import CHAT_TEMPLATE
 
-HI_OK = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ok"}]
+from .samples import HI, HI_OK, OK, one, text_of
 
 
 def template(source: str = CHAT_TEMPLATE) -> Template:
@@ -75,3 +75,26 @@ def test_the_template_is_found_in_either_place(tmp_path: Path) -> None:
     assert chat.template_source(tmp_path) == "C\r\n"
     with pytest.raises(WorkerError, match="found neither"):
         chat.template_source(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("expression", ["messages[0].items ~ ''", "messages|map(attribute='role')", "cycler('a')"])
+def test_a_template_that_writes_addresses_of_the_process_is_refused(expression: str) -> None:
+    with pytest.raises(RowError, match="another text in every run") as error:
+        one(HI_OK, CHAT_TEMPLATE + "{{ " + expression + " }}")
+    assert error.value.code == "template_error"
+    row = [HI, {"role": "assistant", "content": "<function f at 0x7f9aab23af40>"}]
+    assert text_of(one(row)) == "<function f at 0x7f9aab23af40>$"
+
+
+@pytest.mark.parametrize("expression", ["range(9)|random", "lipsum()"])
+def test_a_template_has_no_chance_in_it(expression: str) -> None:
+    source = CHAT_TEMPLATE + "{% if not add_generation_prompt %}{{ " + expression + " }}{% endif %}"
+    with pytest.raises((RowError, WorkerError)):
+        one(HI_OK, source)
+
+
+def test_the_place_is_that_of_the_uploaded_row() -> None:
+    source = CHAT_TEMPLATE.replace("assistant\\n' }}{%- endif", "assistant\\nSure: ' }}{%- endif")
+    with pytest.raises(RowError) as error:
+        one({"prompt": [HI], "completion": [OK]}, source)
+    assert error.value.path == "completion[0]"

@@ -77,8 +77,11 @@ class Template:
         if len(source.encode()) > MAX_TEMPLATE_BYTES:
             raise _invalid(f"expected at most {MAX_TEMPLATE_BYTES} bytes, found {len(source.encode())}")
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[_Generation, "jinja2.ext.loopcontrols"],
         )
+        del environment.filters["random"], environment.globals["lipsum"]  # the same job must give the same data
         environment.filters["tojson"] = _to_json
         environment.globals |= {"raise_exception": _refuse, "strftime_now": now.strftime}
         try:

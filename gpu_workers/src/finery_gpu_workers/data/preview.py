@@ -47,9 +47,8 @@ def _texts(sample: Sample, row: TokenRow, tokenizer: RowTokenizer) -> list[str]:
     (encoding,) = tokenizer.encode([text])
     texts = _pieces(text, encoding.offsets)
     if isinstance(sample, Plain):
-        ends = [*tokenizer.begin, int(row.tokens[-1])]
-        names = [tokenizer.decode([id_]) for id_ in ends]
-        return [*names[:-1], *texts, names[-1]]
+        before, behind = ([tokenizer.decode([id_]) for id_ in ids] for ids in tokenizer.around(encoding.ids))
+        return [*before, *texts, *behind]
     return texts
 
 

@@ -31,6 +31,7 @@ from finery.types.files import FileEncoding
 from finery.types.methods import TrainOn, Truncation
 from finery_gpu_workers.data.chat import RowError, template_sha256
 from finery_gpu_workers.data.cutting import Cutter
+from finery_gpu_workers.data.overlap import Overlap
 from finery_gpu_workers.data.prepared import INDEX, SetWriter
 from finery_gpu_workers.data.preview import preview_rows
 from finery_gpu_workers.data.reading import read_rows
@@ -121,6 +122,7 @@ class Preparing:
     renderer: Renderer
     cutter: Cutter
     progress: Progress
+    overlap: Overlap = field(default_factory=Overlap)
     warnings: list[types.Warning] = field(default_factory=list)
     reports: dict[str, SetReport] = field(default_factory=dict)
 
@@ -136,6 +138,7 @@ class Preparing:
                     rendering.refuse(error)
             if rendering.problem:
                 problems.add(rendering.problem)
+        self.overlap.close()
         entry = writer.close()
         self.reports[name] = statistics.report(entry["digest"])
         self.warnings += statistics.warnings(PARAMS[name])
@@ -148,7 +151,8 @@ class Preparing:
                 writer.add(sample, rendering.line)
         statistics.format = rendering.format or statistics.format
         statistics.add(rendering.line, rendering.tokens, kept, unrolled=rendering.unrolled)
-        for code in rendering.missing:
+        statistics.note_special(self.renderer.special_in_content(rendering), rendering.line)
+        for code in rendering.missing | self.overlap.codes(rendering.tokens):
             statistics.note(code, rendering.line)
 
 

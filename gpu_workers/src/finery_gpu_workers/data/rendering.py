@@ -13,6 +13,8 @@ from finery.types.errors import Problem
 from finery.types.files import FileFormat
 from finery.types.methods import TrainOn
 from finery_gpu_workers.data.chat import RowError, Template
+from finery_gpu_workers.data.given import special_in
+from finery_gpu_workers.data.reasoning import CLOSE, OPEN
 from finery_gpu_workers.data.samples import Plain, Sample, check_train_on, samples_of
 from finery_gpu_workers.data.tokens import RowTokenizer, TokenRow
 from finery_gpu_workers.data.turns import Rendered
@@ -36,6 +38,7 @@ class Rendering:
     samples: list[Sample] = field(default_factory=list)
     tokens: list[TokenRow] = field(default_factory=list)
     """One for each sample."""
+    row: Row | None = None
     problem: Problem | None = None
     """Why the row cannot be used; then there may be no samples."""
 
@@ -48,7 +51,9 @@ class Rendering:
 
     @property
     def missing(self) -> frozenset[str]:
-        return frozenset().union(*(sample.missing for sample in self.samples if isinstance(sample, Rendered)))
+        """Codes of warnings."""
+        unknown = [frozenset({"unknown_characters"})] if any(row.unknown for row in self.tokens) else []
+        return frozenset().union(*unknown, *(one.missing for one in self.samples if isinstance(one, Rendered)))
 
 
 @dataclass
@@ -94,6 +99,7 @@ class Renderer:
         if isinstance(row, Problem):
             found.problem = row.model_copy(update={"line": line or None})
             return found
+        found.row = row
         try:
             if isinstance(row, TokensRow):
                 _check_ids(row, self.vocabulary)
@@ -101,6 +107,13 @@ class Renderer:
         except RowError as error:
             found.refuse(error)
         return found
+
+    def special_in_content(self, rendering: Rendering) -> set[str]:
+        """Special tokens that the row's own texts hold, so that the model reads them as such; reasoning's tags may."""
+        if rendering.row is None:
+            return set()
+        names = self.tokenizer.special_names(rendering.tokens) - {OPEN, CLOSE}
+        return special_in(rendering.row, names, *self.tokenizer.edges)
 
     def _tokenised(self, chunk: list[Rendering]) -> list[Rendering]:
         rows = iter(self.tokenizer.rows([sample for rendering in chunk for sample in rendering.samples]))

@@ -11,8 +11,13 @@ from finery.types.data import LengthBin, SetReport
 from finery_gpu_workers.data.tokens import TokenRow
 
 LISTED_LINES = 100
-_REASONING = "reasoning_not_trained"
+_LISTED_TOKENS = 20
+_REASONING, _SPECIAL = "reasoning_not_trained", "special_token_in_content"
 _MESSAGES = {
+    "content_not_rendered": "the model's chat template leaves out or rewrites the content of messages of {count} rows",
+    _SPECIAL: "texts of {count} rows hold special tokens of the model, which it reads as such",
+    "unknown_characters": "the model's tokenizer has no token for characters of {count} rows",
+    "validation_overlap": "{count} rows are in the training file too, so that their loss says little",
     "tools_not_rendered": "the model's chat template leaves out tools or tool calls of {count} rows",
     "system_not_rendered": "the model's chat template leaves out the system message of {count} rows",
     "reasoning_not_rendered": "the model's chat template leaves out reasoning of {count} rows",
@@ -48,6 +53,8 @@ class SetStatistics:
     shortest: int = 0
     noted: dict[str, Lines] = field(default_factory=dict)
     """Rows by the code of a warning."""
+    special: Counter[str] = field(default_factory=Counter)
+    """Rows by the special token that a text of theirs holds."""
     _bins: Counter[int] = field(default_factory=Counter)
     """Rows by the number of doublings from one token to their length."""
 
@@ -80,6 +87,11 @@ class SetStatistics:
     def note(self, code: str, line: int) -> None:
         self.noted.setdefault(code, Lines()).add(line)
 
+    def note_special(self, names: set[str], line: int) -> None:
+        if names:
+            self.note(_SPECIAL, line)
+            self.special.update(names)
+
     def report(self, digest: str) -> SetReport:
         return SetReport(
             format=self.format,
@@ -110,7 +122,8 @@ class SetStatistics:
         found = []
         for code, lines in sorted(self.noted.items()):
             message = f"{param}: {_MESSAGES[code].format(count=lines.count)}, the first in line {lines.first[0]}."
-            found.append(_warning(code, message, param, rows=lines.count, lines=lines.first))
+            named = {"tokens": dict(self.special.most_common(_LISTED_TOKENS))} if code == _SPECIAL else {}
+            found.append(_warning(code, message, param, rows=lines.count, lines=lines.first, **named))
         if lost := self.reasoning_in_data - self.reasoning_trained:
             message = (
                 f"{param}: expected {self.reasoning_in_data} tokens of reasoning to be trained, found "

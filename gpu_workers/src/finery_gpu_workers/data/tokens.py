@@ -33,6 +33,8 @@ class TokenRow:
     """Token positions from and to of reasoning that is to be trained."""
     lost_reasoning: int = 0
     """Tokens of reasoning that the template did not write."""
+    unknown: bool = False
+    """Characters of the text have no token."""
 
     @property
     def trained(self) -> int:
@@ -49,7 +51,7 @@ class TokenRow:
 
 class RowTokenizer:
     """A model's tokenizer. It adds no token of its own to what a template has written; text gets the tokenizer's own
-    BOS, if its post-processor adds one, and an end token."""
+    BOS, if its post-processor adds one, and an end token, but where it has them already."""
 
     def __init__(self, tokenizer: Tokenizer, ends: Sequence[int] = ()) -> None:
         """`ends`: ids that end a text for the model; the first is written behind texts."""
@@ -65,6 +67,10 @@ class RowTokenizer:
         ids = [*tokenizer.get_vocab(with_added_tokens=True).values(), *added]
         self._is_special = np.zeros(max(ids) + 1, dtype=np.bool_)  # ids may have gaps
         self._is_special[[id_ for id_, token in added.items() if token.special]] = True
+        self._may_end = self._is_special.copy()
+        self._may_end[[id_ for id_ in ends if id_ < len(self._may_end)]] = True
+        self.unknown = _unknown(tokenizer)
+        """The id of characters that have none, where the tokenizer has one."""
         self._prompts: dict[str, list[int]] = {}
         self.end_of_turn: set[int] = set()
         """Ids that have ended a trained turn or text so far."""
@@ -94,6 +100,16 @@ class RowTokenizer:
             texts[first] = self.decode(ids[first:])
         return texts
 
+    def special_names(self, rows: Sequence[TokenRow]) -> set[str]:
+        """The texts of the special tokens that the rows hold."""
+        found = {int(id_) for row in rows for id_ in np.unique(row.tokens[self._is_special[row.tokens]])}
+        return {self.decode([id_]) for id_ in found}
+
+    @property
+    def edges(self) -> tuple[str, str]:
+        """The texts of what goes before and behind a text; empty where there is nothing."""
+        return self.decode(self.begin), self.decode(self._ends[:1])
+
     def rows(self, samples: Sequence[Sample]) -> list[TokenRow | RowError]:
         texts = [text for sample in samples for text in _texts(sample)]
         encodings = iter(self.encode(texts))
@@ -116,12 +132,17 @@ class RowTokenizer:
             prompt = len(start)
             if ids[:prompt] != start:
                 return _no_boundary()
-        end = self._end()
-        self.end_of_turn.add(end)
-        mask = np.ones(len(self.begin) + len(ids) + 1, dtype=np.uint8)
-        mask[: len(self.begin) + prompt if not sample.everything else 1] = 0
+        before, behind = self.around(ids)
+        self.end_of_turn.add(self._end())
+        mask = np.ones(len(before) + len(ids) + len(behind), dtype=np.uint8)
+        mask[: len(before) + prompt if not sample.everything else 1] = 0
         mask[:1] = 0
-        return TokenRow(np.array([*self.begin, *ids, end], dtype=np.int32), mask)
+        return TokenRow(np.array([*before, *ids, *behind], dtype=np.int32), mask, unknown=self.unknown in ids)
+
+    def around(self, ids: list[int]) -> tuple[list[int], list[int]]:
+        """What goes before and behind the ids of a text: its BOS and its end, but where it has them already."""
+        end = [self._end()]
+        return self.begin if ids[: len(self.begin)] != self.begin else [], end if ids[-1:] != end else []
 
     def _end(self) -> int:
         if not self._ends:
@@ -136,26 +157,26 @@ class RowTokenizer:
         ids = np.array(encoding.ids, dtype=np.int32)
         mask = np.full(len(ids), sample.everything, dtype=np.uint8)
         places = _Places(sample.text, encoding)
-        special = np.flatnonzero(self._is_special[ids])
+        special, ends = np.flatnonzero(self._is_special[ids]), np.flatnonzero(self._may_end[ids])
         for turn in sample.turns:
             first, last = places.token(turn.start), places.token(turn.end)
             if not self._same_prompt(sample.text, turn.start, ids[:first], places, special):
                 return not_a_prefix()
-            end = self._end_of_turn(turn, ids, special[(special >= first) & (special < last)], places)
+            end = self._end_of_turn(turn, ids, ends[(ends >= first) & (ends < last)], places)
             mask[first : last if end is None else end + 1] = not sample.everything
         if sample.closing:
             first = places.token(sample.closing.start)
-            self._end_of_turn(sample.closing, ids, special[special >= first], places)
+            self._end_of_turn(sample.closing, ids, ends[ends >= first], places)
         mask[:1] = 0
         reasoning = tuple((places.token(start), places.token(end)) for start, end in sample.reasoning)
         lost = sum(len(alone.ids) for alone in encodings[1:])
-        return TokenRow(ids, mask, reasoning, lost)
+        return TokenRow(
+            ids, mask, reasoning, lost, unknown=self.unknown is not None and bool((ids == self.unknown).any())
+        )
 
-    def _end_of_turn(
-        self, turn: Turn, ids: NDArray[np.int32], special: NDArray[np.int64], places: _Places
-    ) -> int | None:
-        """The position of the token that ends the turn, if one does. `special`: those inside the turn."""
-        after = [int(n) for n in special if places.start(int(n)) >= turn.content_end]
+    def _end_of_turn(self, turn: Turn, ids: NDArray[np.int32], ends: NDArray[np.int64], places: _Places) -> int | None:
+        """The position of the token that ends the turn, if one does. `ends`: those inside the turn that may."""
+        after = [int(n) for n in ends if places.start(int(n)) >= turn.content_end]
         if not after:
             return None
         end = after[0]
@@ -248,6 +269,12 @@ def _begin(tokenizer: Tokenizer) -> list[int]:
     with_, without = (tokenizer.encode("a", add_special_tokens=added).ids for added in (True, False))
     starts = (n for n in range(len(with_) - len(without) + 1) if with_[n : n + len(without)] == without)
     return list(with_[: next(starts, 0)])
+
+
+def _unknown(tokenizer: Tokenizer) -> int | None:
+    """What two characters that no vocabulary has are both read as."""
+    one, other = (tokenizer.encode(text, add_special_tokens=False).ids for text in ("\U000f1234", "\U0010fffd"))
+    return one[-1] if one and one[-1:] == other[-1:] else None
 
 
 def add_tokens(tokenizer: Tokenizer, texts: Iterable[str]) -> int:

@@ -9,16 +9,19 @@ conversation as it was when that turn was its last.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
 
 from finery.data.rows import ChatRow
 from finery.types.methods import TrainOn
 from finery_gpu_workers.data.chat import MAX_RENDERED_CHARACTERS, RowError, Template
+from finery_gpu_workers.data.given import texts_of
+from finery_gpu_workers.data.missing import missing_from, other_call
 from finery_gpu_workers.data.reasoning import Places, find_reasoning, missing_open, reasoning_of
 
+_ADDRESS = re.compile(r"<[^<>\n]{1,200} at 0x[0-9a-f]{6,}>")
 _KNOWN_ENDINGS = 16
 MAX_RENDERED_MESSAGES = 2_000_000
 """Of one row, over all its turns: each is rendered with all messages before it (a thousand turns: some seconds)."""
@@ -63,7 +66,8 @@ def render_chat(template: Template, row: ChatRow, train_on: TrainOn) -> Iterator
     `reasoning_not_as_sampled`: reasoning that was sampled behind an opened tag is written in another way.
     """
     text = template.render(row.messages, tools=row.tools)
-    missing = _missing(template, row, text)
+    _check_addresses(row, text)
+    missing = missing_from(template, row, text)
     wanted = _wanted(row, train_on)
     _check_size(row, wanted)
     if train_on == "all":
@@ -76,6 +80,17 @@ def render_chat(template: Template, row: ChatRow, train_on: TrainOn) -> Iterator
         yield from _unrolled(template, row, wanted, missing)
         return
     yield _rendered(row, text, wanted, turns, missing)
+
+
+def _check_addresses(row: ChatRow, text: str) -> None:
+    """Where a template forgets to call a method, or to make a list, Python writes an address of this process: another
+    one in every job, and at serving."""
+    if " at 0x" not in text:
+        return
+    for found in map(re.Match.group, _ADDRESS.finditer(text)):
+        if not any(found in given for given in texts_of(row)):
+            message = f"the model's chat template writes {found[:80]}, which is another text in every run"
+            raise RowError("template_error", message, hint="Mend the template: it misses a call or a `| list`.")
 
 
 def _wanted(row: ChatRow, train_on: TrainOn) -> list[int]:
@@ -130,7 +145,7 @@ def _everything(template: Template, row: ChatRow, text: str, wanted: list[int], 
         last = n == len(row.messages) - 1
         until = text if last else template.render(row.messages[: n + 1], tools=row.tools)
         if not text.startswith(until):
-            raise not_a_prefix(n, hint='Use train_on "assistant": such rows are then trained turn by turn.')
+            raise not_a_prefix(_path(row, n), hint='Use train_on "assistant": such rows are then trained turn by turn.')
         if n in wanted:
             found, gone = find_reasoning(row.messages[n], text, start, len(until))
             places += found
@@ -167,21 +182,21 @@ def _turn(template: Template, row: ChatRow, n: int, text: str, until: str | None
     if until is None:
         until = text if n == len(messages) - 1 else template.render(messages[: n + 1], tools=tools)
     if not until.startswith(prompt) or len(until) == len(prompt) or not text.startswith(until):
-        raise not_a_prefix(n, hint=_HINT_REASONING if missing_open(prompt) else _HINT)
+        raise not_a_prefix(_path(row, n), hint=_HINT_REASONING if missing_open(prompt) else _HINT)
     if missing_open(prompt) and reasoning_of(messages[n]).sampled:
-        _check_as_sampled(messages[n]["content"], until[len(prompt) :], n)
+        _check_as_sampled(messages[n]["content"], until[len(prompt) :], _path(row, n))
     calls = bool(messages[n].get("tool_calls"))
     ending = _call_ending(template, row, n, until) if calls else _ending(template, row, n, until)
     return Turn(len(prompt), max(len(prompt), len(until) - len(ending)), len(until), calls)
 
 
-def _check_as_sampled(content: str, turn: str, n: int) -> None:
+def _check_as_sampled(content: str, turn: str, path: str) -> None:
     if not turn.startswith(content):
         raise RowError(
             "reasoning_not_as_sampled",
             "expected the content, whose reasoning starts in the generation prompt, to be written as it is, "
             f"found {turn[:40]!r}",
-            path=f"messages[{n}].content",
+            path=f"{path}.content",
             hint="Give the reasoning as reasoning_content, or with both of its tags.",
         )
 
@@ -205,19 +220,11 @@ def _ending(template: Template, row: ChatRow, n: int, until: str) -> str:
 
 def _call_ending(template: Template, row: ChatRow, n: int, until: str) -> str:
     """The same for a message that ends with tool calls: the others have other names and arguments."""
-    others = [_other_call(call) for call in row.messages[n]["tool_calls"]]
+    others = [other_call(call) for call in row.messages[n]["tool_calls"]]
     other = template.render([*row.messages[:n], row.messages[n] | {"tool_calls": others}], tools=row.tools)
     if other == until:  # it writes no calls: then the message is its content
         return _ending(template, row, n, until)
     return _same_end(until, other)
-
-
-def _other_call(call: dict[str, Any]) -> dict[str, Any]:
-    function = call["function"]
-    name = function["name"]
-    letter = "y" if str(function.get("arguments")).rstrip("}' \"").endswith("x") else "x"
-    other = {"name": name + ("y" if name.endswith("x") else "x"), "arguments": {"x": letter}}
-    return call | {"function": function | other}
 
 
 def _same_end(text: str, other: str) -> str:
@@ -226,31 +233,11 @@ def _same_end(text: str, other: str) -> str:
     return text[len(text) - same :]
 
 
-def _missing(template: Template, row: ChatRow, text: str) -> frozenset[str]:
-    """Codes of what the template leaves out without a word; reasoning is looked for turn by turn."""
-    found = set()
-    if row.tools:
-        if template.takes_tools is None:
-            template.takes_tools = _differs_without_tools(template, row, text)
-        if not template.takes_tools:
-            found.add("tools_not_rendered")
-    first = row.messages[0]
-    if first["role"] in ("system", "developer") and first["content"].strip() not in text:
-        found.add("system_not_rendered")
-    if any(not _call_is_in(call, text) for message in row.messages for call in message.get("tool_calls", ())):
-        found.add("tools_not_rendered")
-    return frozenset(found)
-
-
-def _differs_without_tools(template: Template, row: ChatRow, text: str) -> bool:
-    try:
-        return template.render(row.messages) != text
-    except RowError:
-        return True
-
-
-def _call_is_in(call: dict[str, Any], text: str) -> bool:
-    return call["function"]["name"] in text
+def _path(row: ChatRow, n: int) -> str:
+    """Of a message in the uploaded row."""
+    if not row.prompt_messages:
+        return f"messages[{n}]"
+    return f"prompt[{n}]" if n < row.prompt_messages else f"completion[{n - row.prompt_messages}]"
 
 
 _HINT = "Remove white space at the start of the content; or train on the last turn only."
@@ -260,11 +247,11 @@ _HINT_REASONING = (
 )
 
 
-def not_a_prefix(n: int | None = None, *, hint: str = _HINT) -> RowError:
+def not_a_prefix(path: str = "messages", *, hint: str = _HINT) -> RowError:
     """The prompt as it is at generation does not continue into the row: a mask would be wrong."""
     return RowError(
         "prompt_not_prefix",
         "expected the prompt of the assistant's turn to be a strict prefix of the rendered row, found other text",
-        path="messages" if n is None else f"messages[{n}]",
+        path=path,
         hint=hint,
     )

@@ -1,0 +1,36 @@
+"""The texts of an uploaded row, as the customer wrote them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from finery.data.rows import ChatRow, CompletionRow, Row, TextRow
+
+
+def texts_of(row: Row) -> Iterator[str]:
+    """All of which a tokenizer will read; none of a row of token ids."""
+    if isinstance(row, ChatRow):
+        for message in row.messages:
+            yield message["content"]
+            if len(message) > 2:
+                yield message.get("reasoning_content", "")
+                yield json.dumps(message.get("tool_calls", ""), ensure_ascii=False)
+        if row.tools:
+            yield json.dumps(row.tools, ensure_ascii=False)
+    elif isinstance(row, CompletionRow):
+        yield from (row.prompt, row.completion)
+    elif isinstance(row, TextRow):
+        yield row.text
+
+
+def special_in(row: Row, names: set[str], begin: str, end: str) -> set[str]:
+    """Those of the special tokens `names` that a text of the row holds.
+
+    Not counted: `begin` at the start and `end` at the end of a row that no template writes, where they belong.
+    """
+    texts = list(texts_of(row))
+    if texts and not isinstance(row, ChatRow):
+        texts[0] = texts[0].removeprefix(begin)
+        texts[-1] = texts[-1].removesuffix(end)
+    return {name for name in names if any(name in text for text in texts)}
