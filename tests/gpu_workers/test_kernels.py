@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn import functional
 from torch import Tensor
+from torch.nn import functional
 
 from finery_gpu_workers.losses import cross_entropy
 from finery_gpu_workers.models import attention, kernels, rope
