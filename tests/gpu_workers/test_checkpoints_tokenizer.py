@@ -104,6 +104,8 @@ def test_d12_generation_ends_at_the_end_of_a_turn_too(make_job: MakeJob, tmp_pat
     folder = last_folder(trained(make_job(max_steps=1, model=base)))
     settings = json.loads((folder / "generation_config.json").read_text())
     assert settings == {"eos_token_id": [EOS, IM_END], "temperature": 0.7}
+    model = run_card(folder, base=base)["model"]
+    assert model.generation_config.eos_token_id == [EOS, IM_END]
 
 
 @pytest.mark.parametrize(

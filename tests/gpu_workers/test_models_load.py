@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from finery_gpu_workers.errors import WorkerError
 from finery_gpu_workers.models import load
@@ -125,6 +127,19 @@ def test_sharded_weights_load_like_one_file(tmp_path: Path) -> None:
     sharded = load_model(folder, device="cpu", dtype=torch.float32)
     for one, other in zip(whole.projections(), sharded.projections(), strict=True):
         assert torch.equal(one.weight, other.weight)
+
+
+def test_one_file_goes_before_an_index_as_in_transformers(tmp_path: Path) -> None:
+    """An index of weights that were there before, whose pieces are still there."""
+    folder, old = (make_tiny_model(tmp_path / name, seed=seed) for seed, name in enumerate(("new", "old")))
+    shutil.copyfile(old / "model.safetensors", folder / "model-00001-of-00001.safetensors")
+    weight_map = dict.fromkeys(load_file(old / "model.safetensors"), "model-00001-of-00001.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    expected = AutoModelForCausalLM.from_pretrained(folder).get_input_embeddings().weight
+    assert torch.equal(
+        dict(load_model(folder, device="cpu", dtype=torch.float32).named_weights())["model.embed_tokens.weight"],
+        expected,
+    )
 
 
 def test_weights_keep_the_type_that_they_are_stored_in(tmp_path: Path) -> None:

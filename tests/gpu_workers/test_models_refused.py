@@ -180,3 +180,14 @@ def test_a_tie_that_the_weights_break_is_refused(tmp_path: Path) -> None:
     save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"] + 1}, path, metadata={"format": "pt"})
     with pytest.raises(WorkerError, match=r"invalid_model.*tie_word_embeddings"):
         load(folder)
+
+
+def test_what_transformers_says_names_no_path_of_the_operators(tmp_path: Path) -> None:
+    """The sentence is the customer's to read."""
+    folder = make(tmp_path / "secret", "gpt2", n_embd=48, n_layer=2, n_head=4, n_positions=96)
+    config = json.loads((folder / "config.json").read_text())
+    del config["model_type"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(WorkerError, match="Unrecognized model in its folder") as error:
+        load(folder)
+    assert "secret" not in error.value.message

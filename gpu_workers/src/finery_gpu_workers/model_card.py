@@ -63,7 +63,7 @@ def _adapter(manifest: dict[str, Any]) -> list[str]:
     base = "<folder of the base model>" if whole < 0 else f"<folder of {chain[whole]['checkpoint']}>"
     lines = [
         "from peft import PeftModel",
-        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        "from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig",
         "",
         f'model = AutoModelForCausalLM.from_pretrained("{base}", dtype="{manifest["compute"]["dtype"]}")',
     ]
@@ -75,6 +75,8 @@ def _adapter(manifest: dict[str, Any]) -> list[str]:
         *lines,
         *_resized(manifest),
         f"model = PeftModel.from_pretrained(model, {_HERE})",
+        # PEFT keeps the base's, which may not know the token that ends a turn.
+        f"model.generation_config = GenerationConfig.from_pretrained({_HERE})",
         f"tokenizer = AutoTokenizer.from_pretrained({_HERE})",
     ]
 

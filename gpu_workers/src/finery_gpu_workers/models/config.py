@@ -81,7 +81,7 @@ def read_json(path: Path) -> dict[str, Any]:
     if "auto_map" in raw:
         raise WorkerError(
             "model_requires_remote_code",
-            f"{path.parent.name}: {path.name} has `auto_map`, so the model needs its own Python code, "
+            f"{path.name} has `auto_map`, so the model needs its own Python code, "
             "which is never run; use a model of a built-in architecture with a tokenizer.json",
         )
     return raw

@@ -40,7 +40,8 @@ def check_architecture(folder: Path, reason: str) -> Any:
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # code of every architecture there is, which may raise anything
-        raise _unsupported(reason, f"transformers {__version__} cannot read its config.json: {error}") from error
+        said = " ".join(str(error).split()).replace(str(folder), "its folder")  # customers see it
+        raise _unsupported(reason, f"transformers {__version__} cannot read its config.json: {said}") from error
     if config.is_encoder_decoder:
         raise _unsupported(reason, "an encoder with a decoder is not trained here")
     if parts := sorted(_COMPOSITE & set(config.sub_configs)):

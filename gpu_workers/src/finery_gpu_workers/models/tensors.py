@@ -14,7 +14,7 @@ from torch import Tensor
 from finery_gpu_workers.errors import WorkerError
 from finery_gpu_workers.models.pickles import refuse_pickles
 
-INDEX = "model.safetensors.index.json"
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
 
 
@@ -22,7 +22,9 @@ def shards(folder: Path) -> dict[str, Path]:
     """Tensor name → file. Raises WorkerError `unsafe_checkpoint_file`, `invalid_model`."""
     refuse_pickles((path.name for path in folder.iterdir()), folder.name)
     paths = sorted(folder.glob("*.safetensors"))
-    if (folder / INDEX).exists():
+    if (folder / WHOLE).exists():  # before an index, as transformers has it: that one is left from something else
+        paths = [folder / WHOLE]
+    elif (folder / INDEX).exists():
         names = json.loads((folder / INDEX).read_text())["weight_map"]
         paths = sorted({folder / Path(name).name for name in names.values()})
     if not paths:
@@ -47,7 +49,7 @@ def stored_dtype(folder: Path) -> torch.dtype:
                 numbers[part.get_dtype()] += prod(part.get_shape())
     kind = numbers.most_common(1)[0][0] if numbers else "none"
     if kind not in _DTYPES:
-        message = f"{folder.name}: expected weights in {', '.join(_DTYPES)}, found {kind}; use the model unquantised"
+        message = f"expected weights in {', '.join(_DTYPES)}, found {kind}; use the model unquantised"
         raise WorkerError("unsupported_model", message)
     return _DTYPES[kind]
 
