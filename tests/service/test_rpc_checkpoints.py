@@ -44,6 +44,16 @@ async def test_kind_and_validation_loss_are_held_to_the_job(worker: Worker, syst
     assert await state_of(system_engine, worker) == before
 
 
+async def test_a_checkpoint_that_comes_late_never_becomes_the_last(worker: Worker, system_engine: AsyncEngine) -> None:
+    await worker.begin()
+    await worker.commit(step(1), step(2), step(3))
+    last = await worker.publish(3)
+    before = await state_of(system_engine, worker)
+    await refused(worker.publish(2), Code.FAILED_PRECONDITION, "after the last checkpoint's, 3, found 2")
+    assert (await worker.publish(3)).checkpoint_id == last.checkpoint_id, "a repeated one is answered"
+    assert await state_of(system_engine, worker) == before
+
+
 async def test_a_validation_loss_is_kept_and_told(worker: Worker, system_engine: AsyncEngine) -> None:
     await may_stop_early(system_engine, worker)
     await worker.begin()

@@ -51,7 +51,7 @@ async def start(
     """A new attempt under the next fence, from the job's last checkpoint. Its first lease covers launch and start."""
     job.fence += 1
     job.version += 1
-    step = await _checkpoint_step(session, job) or 0
+    step = await checkpoint_step(session, job) or 0
     attempt = AttemptRow(
         tenant_id=job.tenant_id,
         id=new_id("att", milliseconds(now)),
@@ -80,7 +80,7 @@ async def end(session: AsyncSession, job: JobRow, attempt: AttemptRow, *, reason
     attempt.state = "ended"
     attempt.reason = reason.value
     attempt.ended_at = now
-    checkpoint = await _checkpoint_step(session, job)
+    checkpoint = await checkpoint_step(session, job)
     await ledger.void(session, job, reason=reason.value, after_step=-1 if checkpoint is None else checkpoint)
     job.step = checkpoint or 0
     await session.flush()
@@ -107,6 +107,14 @@ async def settle(
         raise RuntimeError(f"job {job.id} cannot go from {job.state} to {outcome.to}: see jobs.states.TRANSITIONS")
 
 
+async def checkpoint_step(session: AsyncSession, job: JobRow) -> int | None:
+    """Of the job's last checkpoint; None without one."""
+    if job.last_checkpoint_id is None:
+        return None
+    statement = select(CheckpointRow.step).where(CheckpointRow.id == job.last_checkpoint_id)
+    return (await session.exec(statement)).one()
+
+
 async def _tell(session: AsyncSession, attempt: AttemptRow, now: datetime, **what: Any) -> None:
     """`number` counts the attempts of a kind: the first training is attempt 1, however often the data was prepared."""
     earlier = select(func.count()).where(
@@ -120,10 +128,3 @@ async def _tell(session: AsyncSession, attempt: AttemptRow, now: datetime, **wha
 def _default_error(reason: JobReason) -> ErrorDetail:
     blame = "server_error" if RULES[reason].pays == "platform" else "invalid_request_error"
     return ErrorDetail(message=RULES[reason].sentence, type=blame, code=reason.value)
-
-
-async def _checkpoint_step(session: AsyncSession, job: JobRow) -> int | None:
-    if job.last_checkpoint_id is None:
-        return None
-    statement = select(CheckpointRow.step).where(CheckpointRow.id == job.last_checkpoint_id)
-    return (await session.exec(statement)).one()

@@ -11,7 +11,7 @@ from finery.types.ids import new_id
 from finery_protos.v1 import worker_pb2 as pb
 from finery_service.checkpoints.tables import CheckpointRow
 from finery_service.clock import milliseconds
-from finery_service.jobs import store
+from finery_service.jobs import attempts, store
 from finery_service.jobs.tables import AttemptRow, JobRow
 from finery_service.rpc import checks, fence
 from finery_service.rpc.begin import output_prefix
@@ -34,6 +34,9 @@ async def publish_checkpoint(call: Call, request: pb.PublishCheckpointRequest) -
     if checkpoint_id is None:
         if request.step > attempt.step:
             checks.not_now(f"step: committed through {attempt.step}, found {request.step}: commit its steps first")
+        last = await attempts.checkpoint_step(call.session, job) or 0
+        if request.step < last:
+            checks.not_now(f"step: expected it after the last checkpoint's, {last}, found {request.step}")
         if request.final != (request.step == job.total_steps):
             _stop_early(job, attempt, request)
         checkpoint_id = await _publish(call, job, attempt, request, manifest)
@@ -107,7 +110,7 @@ async def _publish(
     call.session.add(row)
     await call.session.flush()
     await ledger.make_billable(call.session, job.id, through_step=row.step)
-    job.last_checkpoint_id = row.id  # steps only grow: an existing one was answered before
+    job.last_checkpoint_id = row.id
     job.faults = {}  # the retry budget counts faults without progress
     await call.session.flush()
     data = {"checkpoint": row.id, "step": row.step, "final": row.final, "validation_loss": row.validation_loss}
