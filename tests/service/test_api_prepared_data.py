@@ -12,10 +12,10 @@ from finery_testing import factories
 from finery_testing.api import Api, Door, checkpoint
 
 
-async def prepared(api: Api, door: Door, *, cleaned: bool = True, **values: object) -> JobRow:
+async def prepared(api: Api, door: Door, *, state: str, cleaned: bool = True) -> JobRow:
     """A job with the data of two prepare attempts, the first of which was lost, and a checkpoint."""
     now = api.clock()
-    job = await factories.job(api.system_engine, door.tenant, now=now, **values)
+    job = await factories.job(api.system_engine, door.tenant, now=now, state=state)
     ended = {"state": "ended", "ended_at": now, "cleaned_at": now if cleaned else None}
     for fence, reason in ((101, "worker_lost"), (102, "completed")):
         attempt = await factories.attempt(

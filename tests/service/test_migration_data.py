@@ -49,7 +49,7 @@ _ROWS = """
 def _fill(database: Database, secret: str) -> None:
     with psycopg.connect(database.system_dsn) as connection:
         for statement in filter(str.strip, _ROWS.split(";\n")):
-            connection.execute(statement)  # type: ignore[call-overload]
+            connection.execute(statement)
         connection.execute("update jobs set spec = %s", (json.dumps(_SPEC),))
         connection.execute(
             "insert into api_keys values ('ten_1', 'key_1', 'proj_1', 'k', 'fny_', %s, '2026-11-01Z')",

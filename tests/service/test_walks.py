@@ -50,8 +50,8 @@ class Walk:
             try:
                 await getattr(self, name)()
             except grpc.aio.AioRpcError as error:
-                allowed = (grpc.StatusCode.ABORTED, grpc.StatusCode.FAILED_PRECONDITION)
-                assert error.code() in allowed, (self.taken, error.details())
+                if error.code() not in (grpc.StatusCode.ABORTED, grpc.StatusCode.FAILED_PRECONDITION):
+                    raise AssertionError(self.taken) from error
 
     async def worker(self) -> Worker | None:
         """Mostly the latest one."""

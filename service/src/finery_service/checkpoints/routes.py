@@ -20,6 +20,7 @@ router = APIRouter(prefix="/v1/checkpoints", tags=["checkpoints"])
 
 _BYTES = {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
 _RANGE = {**_BYTES, "description": "The range that was asked for."}
+_UNCHANGED = {"description": "The file is the one that `If-None-Match` names; files never change."}
 
 
 @router.get("", response_model=Page[Checkpoint], responses=guarded(400, 404, codes=["invalid_cursor"]))
@@ -58,7 +59,7 @@ async def delete(checkpoint_id: str, services: Here, member: TenantMember) -> Re
 @router.get(
     "/{checkpoint_id}/files/{path:path}",
     response_class=Response,
-    responses={**guarded(404, 416, noun="checkpoint"), 200: _BYTES, 206: _RANGE},
+    responses={**guarded(404, 416, noun="checkpoint"), 200: _BYTES, 206: _RANGE, 304: _UNCHANGED},
 )
 async def file(checkpoint_id: str, path: str, request: Request, services: Here, member: TenantMember) -> Response:
     """The bytes of one file. `ETag` is its sha256; `Range` and `If-Range` let a download go on where it broke off."""
