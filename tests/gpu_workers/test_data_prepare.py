@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,19 @@ def test_rendering_that_is_slow_but_moves_is_not_blamed_on_a_row(
     assert control.finished is not None
     assert control.finished.reason == "platform_fault"
     assert "did not end in 4 s; it is at (<Phase." in caplog.text
+
+
+def test_a_row_of_many_turns_that_moves_is_not_taken_for_stuck(
+    make_job: MakeJob, tmp_path: Path, impatient: None
+) -> None:
+    """Each turn is a text of its own; all of them take longer than one may."""
+    slow = "{% for a in range(1000) %}{% for b in range(1000) %}{% endfor %}{% endfor %}"
+    (row,) = chat_rows(1)
+    control = make_job([{"messages": row["messages"] * 80}], model=with_template(tmp_path / "m", slow + CHAT_TEMPLATE))
+    started = time.monotonic()
+    run.main(control.attempt(PREPARE))
+    assert control.prepared is not None, control.finished
+    assert time.monotonic() - started > 3.0
 
 
 def test_a_cancel_kills_the_child(make_job: MakeJob, tmp_path: Path) -> None:

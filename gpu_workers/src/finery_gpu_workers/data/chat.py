@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -71,9 +71,15 @@ def _to_json(
 
 
 class Template:
-    """A model's chat template. `now` is what `strftime_now` shows."""
+    """A model's chat template. `now` is what `strftime_now` shows; `on_render` is called behind every text."""
 
-    def __init__(self, source: str, special_tokens: dict[str, str], now: datetime) -> None:
+    def __init__(
+        self,
+        source: str,
+        special_tokens: dict[str, str],
+        now: datetime,
+        on_render: Callable[[], None] = lambda: None,
+    ) -> None:
         if len(source.encode()) > MAX_TEMPLATE_BYTES:
             raise _invalid(f"expected at most {MAX_TEMPLATE_BYTES} bytes, found {len(source.encode())}")
         environment = ImmutableSandboxedEnvironment(
@@ -90,15 +96,16 @@ class Template:
             raise _invalid(f"it does not compile: {error}") from None
         self._template.globals = dict(self._template.globals)  # it is copied at every rendering; a ChainMap slowly
         self._context = {**special_tokens, "documents": None}
+        self._on_render = on_render
         self.endings: list[str] = []
         """What it has been found to write behind an assistant message, longest first (see `data/turns.py`)."""
         self.takes_tools: bool | None = None
         """Whether it writes the tools of a row anywhere; None before the first row with tools."""
 
     @classmethod
-    def load(cls, folder: Path, now: datetime) -> Template:
+    def load(cls, folder: Path, now: datetime, on_render: Callable[[], None] = lambda: None) -> Template:
         """The template of a model folder in the transformers layout."""
-        return cls(template_source(folder), special_tokens(folder), now)
+        return cls(template_source(folder), special_tokens(folder), now, on_render)
 
     def render(self, messages: Sequence[Message], *, prompt: bool = False, tools: Sequence[Any] | None = None) -> str:
         """The conversation as text; with `prompt` the header of the assistant's next turn is added."""
@@ -118,6 +125,7 @@ class Template:
         except _ROW_ERRORS as error:
             message = f"the model's chat template fails on the row: {error}"[:_LONGEST_MESSAGE]
             raise RowError("template_error", message) from None
+        self._on_render()
         return "".join(pieces)
 
 

@@ -64,6 +64,8 @@ class Renderer:
     vocabulary: int
     """Rows of the model's embedding."""
     now: datetime
+    on_render: Callable[[], None]
+    """Called for every text that the template has written."""
     template: Template | None = None
     """Loaded when the first chat row needs it."""
 
@@ -81,7 +83,7 @@ class Renderer:
                 check_train_on(format_, self.train_on)
             if self.template is None and isinstance(row, ChatRow):
                 on_progress(Phase.TEMPLATE, 0)  # it may be the template itself that loops
-                self.template = Template.load(self.folder, self.now)
+                self.template = Template.load(self.folder, self.now, self.on_render)
                 on_progress(Phase.TEMPLATE, line)
             chunk.append(self._template(line, format_, row))
             samples += max(1, len(chunk[-1].samples))

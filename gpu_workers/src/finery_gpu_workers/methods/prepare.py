@@ -160,8 +160,8 @@ def _watch(work: Work, child: subprocess.Popen[bytes], progress: Progress, limit
             raise TimeoutError(f"rendering {size} bytes did not end in {now - started:.0f} s; it is at {seen}")
 
 
-def _stuck(place: tuple[Phase, int, int], seconds: float) -> Ending:
-    phase, file, line = place
+def _stuck(place: tuple[Phase, int, int, int], seconds: float) -> Ending:
+    phase, file, line, _ = place
     if phase is not Phase.TEMPLATE:
         raise TimeoutError(f"rendering made no progress for {seconds:.0f} s in phase {phase.name}")
     message = f"The model's chat template did not render line {line} in {seconds:.0f} s; it may loop."
