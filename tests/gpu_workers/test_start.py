@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
+from transformers import AutoTokenizer
 
 from finery.types.ids import new_id
 from finery.types.methods import FullWeights, LoraAdapter, SftJobCreate
@@ -123,6 +124,21 @@ def test_tokens_that_are_all_there_change_nothing(tmp_path: Path, tiny_folder: P
     job = work(tmp_path, tiny_folder, adapter=LoraAdapter(), added_tokens=("<|im_end|>",))
     assert tokenizer_folder(job) == tiny_folder
     assert vocabulary(job).new == 0
+
+
+@pytest.mark.parametrize("kind", ["PreTrainedTokenizerFast", "Qwen2Tokenizer", "GPT2Tokenizer", "CohereTokenizer"])
+def test_d05_added_tokens_are_tokens_for_transformers_whatever_class_it_takes(tmp_path: Path, kind: str) -> None:
+    """Some of its classes know the added tokens only that tokenizer_config.json lists, as transformers 4 wrote them."""
+    model = make_tiny_model(tmp_path / "model")
+    known = Tokenizer.from_file(str(model / "tokenizer.json")).get_added_tokens_decoder()
+    listed = {str(id_): {"content": token.content, "special": True} for id_, token in known.items()}
+    file = model / "tokenizer_config.json"
+    settings = json.loads(file.read_text()) | {"tokenizer_class": kind, "added_tokens_decoder": listed}
+    file.write_text(json.dumps(settings))
+    folder = tokenizer_folder(work(tmp_path, model, adapter=FULL, added_tokens=("<tool>", "</tool>")))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer("a<tool>b</tool><|im_end|>")["input_ids"] == [97, 261, 98, 262, 260]
+    assert tokenizer.decode([97, 261, 98, 262], skip_special_tokens=True) == "ab"
 
 
 def test_added_tokens_take_rows_that_the_embedding_already_has(tmp_path: Path) -> None:

@@ -259,12 +259,24 @@ def _tokenizer(folder: Path) -> Tokenizer:
 
 
 def _add_tokens(folder: Path, tokens: list[str]) -> None:
-    """Appends special tokens to tokenizer.json, and to the list beside it where there is one."""
+    """Appends special tokens to tokenizer.json, and to the lists beside it where there are such."""
     tokenizer = _tokenizer(folder)
     add_tokens(tokenizer, tokens)
     tokenizer.save(str(folder / TOKENIZER))
+    ids = {token: tokenizer.token_to_id(token) for token in tokens}
     listed = folder / "added_tokens.json"
     if listed.exists():
-        known = json.loads(listed.read_text("utf-8"))
-        ids = {token: tokenizer.token_to_id(token) for token in tokens}
-        listed.write_text(json.dumps(known | ids, ensure_ascii=False, indent=1), "utf-8")
+        _rewrite(listed, json.loads(listed.read_text("utf-8")) | ids)
+    settings = folder / "tokenizer_config.json"
+    content = json.loads(settings.read_text("utf-8")) if settings.exists() else {}
+    if "added_tokens_decoder" in content:
+        # Where there is this list, transformers' classes of many families know no token that it lacks.
+        plain = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word"), False)
+        content["added_tokens_decoder"] |= {
+            str(id_): {"content": token, **plain, "special": True} for token, id_ in ids.items()
+        }
+        _rewrite(settings, content)
+
+
+def _rewrite(file: Path, content: dict[str, Any]) -> None:
+    file.write_text(json.dumps(content, ensure_ascii=False, indent=2), "utf-8")
