@@ -69,6 +69,17 @@ def test_preparing_twice_gives_the_same_bytes(make_job: MakeJob) -> None:
     assert digests[0] == digests[1]
 
 
+def test_templates_show_the_day_on_which_the_job_was_created(make_job: MakeJob, tmp_path: Path) -> None:
+    """And not that of the attempt: one after midnight prepares the same data."""
+    source = "{{ strftime_now('%d %B %Y') }}" + CHAT_TEMPLATE
+    control = make_job(model=with_template(tmp_path / "m", source))
+    control.created_ms = 1_773_532_799_999  # 2026-03-14T23:59:59.999Z
+    run.main(control.attempt(PREPARE))
+    assert control.prepared is not None
+    row = prepared.load(control.store / control.prepared.prepared_prefix).train.row(0)
+    assert bytes(row.tokens[:13].tolist()) == b"14 March 2026"
+
+
 def test_bad_rows_end_the_job_with_their_lines(make_job: MakeJob) -> None:
     rows = chat_rows(2)
     bad = as_jsonl([rows[0]]) + b"\n" + b'{"messages": []}\n' + as_jsonl([rows[1]]) + b"[]\n"

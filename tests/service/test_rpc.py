@@ -37,6 +37,7 @@ async def test_begin_runs_the_job_and_hands_out_everything(
     assert json.loads(assignment.model_source_json)["type"] == "wheel"
     assert assignment.training_key.startswith(f"{job.tenant_id}/files/")
     assert (assignment.prepared_prefix, assignment.start_prefix) == ("p/", "")
+    assert assignment.created_ms == round(job.created_at.timestamp() * 1000)
     assert assignment.output_prefix == f"{job.tenant_id}/jobs/{job.id}/{worker.attempt.id}/"
     assert not assignment.HasField("resume")
     assert assignment.orders == pb.Orders(intent=pb.INTENT_RUN, granted_through=4, lease_seconds=15)

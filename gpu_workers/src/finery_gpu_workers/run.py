@@ -122,8 +122,9 @@ def _work(
         code_version=code_version,
     )
     if not training:
-        now = datetime.now(UTC)
-        return preview(work, now) if assignment.preview_json else prepare(work, now)
+        # Not the time of this attempt: another one after midnight must prepare the same data.
+        created = datetime.fromtimestamp(assignment.created_ms / 1000, UTC)
+        return preview(work, created) if assignment.preview_json else prepare(work, created)
     # Loading torch takes seconds: after the first call, so that the lease is held meanwhile, and only to train.
     from finery_gpu_workers.methods.sft import train
 

@@ -53,6 +53,7 @@ class FakeControlPlane(WorkersServicer):
     training: bytes
     validation: bytes | None = None
     job: str = JOB
+    created_ms: int = 1_796_000_000_000
     base: tuple[pb.BasePart, ...] = ()
     start_prefix: str = ""
     training_encoding: str = "jsonl"
@@ -185,6 +186,7 @@ class FakeControlPlane(WorkersServicer):
             training_encoding=self.training_encoding,
             output_prefix=self._output_prefix,
             base=self.base,
+            created_ms=self.created_ms,
             start_prefix=self.start_prefix,
             preview_json=self.preview_json if self.kind == pb.ATTEMPT_KIND_PREPARE else "",
             orders=self._orders(),

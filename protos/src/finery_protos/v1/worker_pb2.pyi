@@ -106,6 +106,7 @@ class Assignment(_message.Message):
     TRAINING_ENCODING_FIELD_NUMBER: _builtins.int
     VALIDATION_ENCODING_FIELD_NUMBER: _builtins.int
     PREVIEW_JSON_FIELD_NUMBER: _builtins.int
+    CREATED_MS_FIELD_NUMBER: _builtins.int
     kind: Global___AttemptKind.ValueType
     job_id: _builtins.str
     tenant_id: _builtins.str
@@ -131,6 +132,8 @@ class Assignment(_message.Message):
     validation_encoding: _builtins.str
     preview_json: _builtins.str
     """prepare: `finery.types.previews.PreviewCreate` as JSON when only a preview is wanted, empty otherwise."""
+    created_ms: _builtins.int
+    """When the job (or preview) was created, ms since 1970: what templates show as the date, in every attempt."""
     @_builtins.property
     def resume(self) -> Global___Resume:
         """train: the last checkpoint of this job, absent before the first."""
@@ -165,10 +168,11 @@ class Assignment(_message.Message):
         training_encoding: _builtins.str = ...,
         validation_encoding: _builtins.str = ...,
         preview_json: _builtins.str = ...,
+        created_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["orders", b"orders", "resume", b"resume"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "job_id", b"job_id", "kind", b"kind", "model_name", b"model_name", "model_source_json", b"model_source_json", "orders", b"orders", "output_prefix", b"output_prefix", "prepared_prefix", b"prepared_prefix", "preview_json", b"preview_json", "resume", b"resume", "spec_json", b"spec_json", "start_prefix", b"start_prefix", "tenant_id", b"tenant_id", "training_encoding", b"training_encoding", "training_key", b"training_key", "training_sha256", b"training_sha256", "validation_encoding", b"validation_encoding", "validation_key", b"validation_key", "validation_sha256", b"validation_sha256"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "created_ms", b"created_ms", "job_id", b"job_id", "kind", b"kind", "model_name", b"model_name", "model_source_json", b"model_source_json", "orders", b"orders", "output_prefix", b"output_prefix", "prepared_prefix", b"prepared_prefix", "preview_json", b"preview_json", "resume", b"resume", "spec_json", b"spec_json", "start_prefix", b"start_prefix", "tenant_id", b"tenant_id", "training_encoding", b"training_encoding", "training_key", b"training_key", "training_sha256", b"training_sha256", "validation_encoding", b"validation_encoding", "validation_key", b"validation_key", "validation_sha256", b"validation_sha256"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,6 +9,7 @@ from sqlmodel import select
 from finery.types.jobs import JobState
 from finery_protos.v1 import worker_pb2 as pb
 from finery_service.checkpoints.tables import CheckpointRow
+from finery_service.clock import milliseconds
 from finery_service.files.tables import FileRow
 from finery_service.jobs import store
 from finery_service.jobs.tables import AttemptRow, JobRow
@@ -67,6 +68,7 @@ async def _assignment(call: Call, job: JobRow, attempt: AttemptRow, orders: pb.O
         prepared_prefix=job.prepared_prefix or "",
         preview_json=json.dumps(job.preview["request"]) if job.preview else "",
         base=await _base(call, job),
+        created_ms=milliseconds(job.created_at),
         orders=orders,
     )
     if job.validation_file_id is not None:
