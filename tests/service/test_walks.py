@@ -14,7 +14,7 @@ from sqlmodel import select
 from finery.types.jobs import TERMINAL, Intent
 from finery_service.db.engine import transaction
 from finery_service.db.tables import CheckpointRow
-from finery_service.reconcile import loop
+from finery_service.reconcile import lease, loop
 from finery_service.reconcile.context import Context
 from finery_testing import control
 from finery_testing.clock import FakeClock
@@ -61,6 +61,8 @@ class Walk:
         return Worker(self.channel, attempts[-1] if self.random.random() < 0.85 else self.random.choice(attempts))
 
     async def tick(self) -> None:
+        assert self.context.leadership is not None
+        await lease.acquire(self.context.engine, self.context.leadership.holder, 30)  # it is still the leader
         await loop.tick(self.context)
 
     async def begin(self) -> None:
