@@ -20,7 +20,7 @@ from finery_gpu_workers.models.tensors import INDEX
 SHARD_BYTES = 5 * 10**9
 """Weights of more than this go into several files with an index."""
 # Of the model that this one came from, not of this one.
-_LEFTOVERS = ("_name_or_path", "quantization_config", "torch_dtype", "auto_map")
+_LEFTOVERS = ("_name_or_path", "quantization_config", "auto_map")
 
 Stored = Callable[[str, Tensor], Tensor]
 
@@ -72,6 +72,8 @@ def _config(model: Model, source: Path) -> dict[str, Any]:
     raw = read_json(source / "config.json")
     kept = {key: value for key, value in raw.items() if key not in _LEFTOVERS}
     dtype = str(model.dtype).removeprefix("torch.")
+    if "torch_dtype" in kept:  # its name before transformers 4.56, which readers of that time look for
+        kept["torch_dtype"] = dtype
     return kept | {"vocab_size": model.vocab, "tie_word_embeddings": model.tied, "dtype": dtype}
 
 
