@@ -28,3 +28,11 @@ def test_a_spec_that_is_no_object_is_refused_with_its_place(tmp_path: Path, cont
     path.write_text(content)
     with pytest.raises(ValueError, match=r"job\.json: expected a JSON object"):
         spec.load(path)
+
+
+def test_a_name_alone_is_a_field_of_the_job_or_else_a_hyper_parameter() -> None:
+    body: dict[str, Any] = {}
+    for assignment in ("export_merged=true", "priority=high", "learning_rate=3e-4", "adapter.rank=8", "typo=1"):
+        spec.assign(body, assignment)
+    hyper = {"learning_rate": 3e-4, "typo": 1}
+    assert body == {"export_merged": True, "priority": "high", "hyperparameters": hyper, "adapter": {"rank": 8}}

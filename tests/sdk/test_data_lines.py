@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -50,3 +51,17 @@ def test_what_is_wrong_with_a_line_stands_in_its_place(tmp_path: Path) -> None:
         (5, {}),
         (6, "invalid_json"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        (gzip.compress(b'{"text": "a"}'), "Unpack the file before the upload."),
+        (b'[{"text": "a"},', "Write each element of the list on one line of its own"),
+        (b"{'text': 'a'}", "Write each row with json.dumps"),
+    ],
+)
+def test_the_hint_names_the_usual_mistake(line: bytes, hint: str) -> None:
+    found = lines.LineReader().read(line)
+    assert isinstance(found, Problem)
+    assert (found.hint or "").startswith(hint)

@@ -168,3 +168,17 @@ async def test_a_link_that_leads_out_of_the_folder_is_not_followed(kind: Client,
     with serving(store({"sub/a": b"1"})) as server, pytest.raises(DownloadError, match="leads out"):
         await value(client_of(kind, server).checkpoints.download("ckpt_1", tmp_path / "out"))
     assert os.listdir(tmp_path / "elsewhere") == []
+
+
+async def test_a_folder_of_another_checkpoint_is_refused(kind: Client, tmp_path: Path) -> None:
+    """Files of two checkpoints in one folder would load as a model that neither of them is."""
+    with serving(store()) as server:
+        client = client_of(kind, server)
+        (tmp_path / "manifest.json").write_text('{"job": "job_other", "step": 7}')
+        with pytest.raises(DownloadError, match="holds another checkpoint, step 7 of job_other"):
+            await value(client.checkpoints.download("ckpt_1", tmp_path))
+        assert os.listdir(tmp_path) == ["manifest.json"]
+        known = await value(client.checkpoints.retrieve("ckpt_1"))
+        (tmp_path / "manifest.json").write_text(f'{{"job": "{known.job}", "step": {known.step}}}')
+        await value(client.checkpoints.download("ckpt_1", tmp_path))
+    assert (tmp_path / BIG).read_bytes() == FILES[BIG]

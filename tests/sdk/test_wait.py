@@ -107,6 +107,19 @@ async def test_wait_stops_at_its_timeout_though_nothing_comes(kind: Client) -> N
         await value(client.close())
 
 
+async def test_the_timeout_says_that_a_paused_job_does_not_go_on(kind: Client) -> None:
+    def reply(handler: Handler, seen: Seen) -> None:
+        handler.stream()
+        handler.wfile.write(sse(event_json(1, "state", to="paused")))
+        handler.rfile.read(1)  # until the client hangs up
+
+    with serving(reply) as server:
+        client: Any = kind(KEY, server.url)
+        with pytest.raises(WaitTimeoutError, match=r"it is paused\. Let it go on with jobs\.resume\('job_1'\)"):
+            await value(client.jobs.wait("job_1", timeout=0.3))
+        await value(client.close())
+
+
 async def test_wait_bears_a_server_that_restarts_just_at_the_end(kind: Client) -> None:
     def reply(handler: Handler, seen: Seen) -> None:
         if "/events" in seen.path:

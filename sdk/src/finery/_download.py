@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import json
 import os
 import sys
 import threading
@@ -58,6 +59,7 @@ def partials(checkpoint: Checkpoint, folder: Path, meter: Meter) -> list[Partial
         if file.path in seen:
             raise DownloadError(f"Checkpoint {checkpoint.id} lists {file.path!r} twice; nothing was downloaded.")
         seen.add(file.path)
+    _check_folder(checkpoint, folder)
     return [Partial(folder, file, meter) for file in checkpoint.files]
 
 
@@ -66,6 +68,20 @@ def _check_path(path: str) -> None:
     bad = any(part in ("", ".", "..") for part in parts) or any(c in "\\:\x7f" or ord(c) < 32 for c in path)
     if bad or PurePosixPath(path).is_absolute():
         raise DownloadError(f"Refused the file name {path!r}: expected a relative path that stays inside the folder.")
+
+
+def _check_folder(checkpoint: Checkpoint, folder: Path) -> None:
+    """Files of two checkpoints in one folder would load as a model that neither of them is."""
+    try:
+        found = json.loads((folder / "manifest.json").read_bytes())
+        other = found["job"], found["step"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return
+    if other != (checkpoint.job, checkpoint.step):
+        raise DownloadError(
+            f"{folder} holds another checkpoint, step {other[1]} of {other[0]}; expected none, or {checkpoint.id}, "
+            f"step {checkpoint.step} of {checkpoint.job}. Choose another folder, or remove that one."
+        )
 
 
 class Partial:

@@ -102,7 +102,7 @@ def _headed(preview: Preview) -> Iterator[tuple[str, PreviewRow]]:
 def _faults(row: PreviewRow) -> list[str]:
     found = [f"left out of training: {row.dropped}"] if row.dropped else []
     if row.problem is not None:
-        said = " ".join(part for part in (row.problem.message, row.problem.hint) if part)
+        said = " ".join(f"{part.rstrip('.')}." for part in (row.problem.message, row.problem.hint) if part)
         found.append(f"a job would refuse this row: {f'{row.problem.path}: ' if row.problem.path else ''}{said}")
     return found
 

@@ -39,6 +39,7 @@ class Follower:
         self._deadline = None if timeout is None else self._now() + timeout
         self._last_sign = self._now()
         self._failures = 0
+        self._state: object = None
         self._parser = SseParser()
 
     def ended(self) -> bool:
@@ -117,11 +118,16 @@ class Follower:
                 f"contract. Read it again with jobs.events({self.job!r}, after={self.cursor})."
             )
         self.cursor = event.seq
+        if event.type == "state":
+            self._state = event.data.get("to")
         return True
 
     def _check_deadline(self) -> None:
         if self._deadline is not None and self._now() >= self._deadline:
-            raise WaitTimeoutError(f"Job {self.job} did not end within {self._timeout} s; it goes on. Wait again.")
+            rest = "it goes on. Wait again."
+            if self._state == "paused":
+                rest = f"it is paused. Let it go on with jobs.resume({self.job!r})."
+            raise WaitTimeoutError(f"Job {self.job} did not end within {self._timeout} s; {rest}")
 
 
 def follow(transport: SyncTransport, follower: Follower) -> Generator[Event, None, None]:

@@ -86,7 +86,7 @@ def get(file: str, json: AsJson = False) -> None:
 
 @app.command()
 def preview(
-    file: str,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="An id, or a path to upload.")],
     model: Annotated[str, typer.Option(help="Base model, by name or id.")],
     train_on: Annotated[str | None, typer.Option(help="assistant, last, completion or all.")] = None,
     max_length: Annotated[int | None, typer.Option(help="Tokens of a row.")] = None,
@@ -101,8 +101,9 @@ def preview(
     with client() as finery:
         options: dict[str, Any] = {"train_on": train_on, "truncation": truncation}  # the server knows which there are
         cut: dict[str, Any] = {"max_length": max_length, "first_line": first_line, "rows": rows}
+        known = file_id(finery, file)
         with err.status("waiting for a worker"):
-            found = finery.files.preview(file, model=model, added_tokens=added_token, **options, **cut)
+            found = finery.files.preview(known, model=model, added_tokens=added_token, **options, **cut)
     if html is not None:
         html.write_text(found.html(), encoding="utf-8")
         err.print(f"{html} written", markup=False, highlight=False)
@@ -125,6 +126,21 @@ def send(finery: Finery, path: Path, name: str | None = None, project: str | Non
     """Upload with a bar."""
     with TransferProgress(path.name, err, after="the server checks its rows") as progress:
         return finery.files.upload(path, name=name, project=project, on_progress=progress)
+
+
+def file_id(finery: Finery, source: str) -> str:
+    """An id as it is; a path is uploaded, and its id told, so that nobody need upload it again."""
+    path = Path(source)
+    if not path.is_file():
+        if source.startswith("file_"):
+            return source
+        raise typer.BadParameter(f"expected the id of a file or the path of one, found {source!r}")
+    file = send(finery, path)
+    if file.status == "invalid":
+        show(file)
+        raise typer.Exit(1)
+    err.print(f"{path.name} uploaded as {file.id}", markup=False, highlight=False)
+    return file.id
 
 
 def show_report(report: Report) -> None:

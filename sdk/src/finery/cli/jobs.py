@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from finery.cli import spec as specs
-from finery.cli.files import Limit, send, show
+from finery.cli.files import Limit, file_id
 from finery.cli.output import AsJson, client, err, out, print_json, print_table, summary, text
 from finery.cli.report import print_job, steps
 from finery.cli.usage import Time
@@ -24,7 +24,10 @@ Data = Annotated[str | None, typer.Option(metavar="FILE", help="Training file: a
 Held = Annotated[str | None, typer.Option(metavar="FILE", help="Held-out file: an id, or a path to upload.")]
 Set = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME=VALUE", help="A hyper-parameter (learning_rate=3e-4) or any field (adapter.rank=8)."),
+    typer.Option(
+        metavar="NAME=VALUE",
+        help="A hyper-parameter (learning_rate=3e-4), or any field (adapter.rank=8).",
+    ),
 ]
 Spec = Annotated[
     Path | None, typer.Option(exists=True, dir_okay=False, help="The whole job as JSON; other options override it.")
@@ -52,7 +55,7 @@ def create(
         body = _body(spec, {key: value for key, value in given.items() if value is not None}, set or [])
         for field, source in (("training_file", file), ("validation_file", validation_file)):
             if source is not None:
-                body[field] = _file_id(finery, source)
+                body[field] = file_id(finery, source)
         job = finery.jobs.create(**body)
         if not wait:
             print_job(job, json)
@@ -142,6 +145,8 @@ def forward(
     try:
         with client() as finery:
             print_job(finery.jobs.forward(job, to=_sink(to, dir, project, uri), after=after), json)
+        if to == "tensorboard":
+            err.print(f"See it: tensorboard --logdir {dir or 'runs'}", markup=False, highlight=False)
     except ImportError as error:
         err.print(f"[bold red]Error:[/bold red] {error}", markup=True, highlight=False)
         raise typer.Exit(2) from None
@@ -203,19 +208,6 @@ def _body(spec: Path | None, given: dict[str, Any], assignments: list[str]) -> d
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     return body
-
-
-def _file_id(finery: Finery, source: str) -> str:
-    path = Path(source)
-    if not path.is_file():
-        if source.startswith("file_"):
-            return source
-        raise typer.BadParameter(f"expected the id of a file or the path of one, found {source!r}")
-    file = send(finery, path)
-    if file.status == "invalid":
-        show(file)
-        raise typer.Exit(1)
-    return file.id
 
 
 def _sink(name: str, folder: Path | None, project: str | None, uri: str | None) -> Sink:

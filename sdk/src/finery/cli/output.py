@@ -151,6 +151,8 @@ def problem(line: int | None, path: str, item: dict[str, Any]) -> str:
 def _hint(error: FineryError) -> str | None:
     if isinstance(error, AuthenticationError):
         return "check FINERY_API_KEY, and that FINERY_BASE_URL is the server that issued it."
+    if isinstance(error, NotFoundError) and error.code == "route_not_found":
+        return "FINERY_BASE_URL is the address alone, without /v1; else client and server differ in version."
     if isinstance(error, NotFoundError):
         return "check the id, and that the key belongs to the tenant that owns it."
     if isinstance(error, InternalServerError):

@@ -6,25 +6,28 @@ import json
 from pathlib import Path
 from typing import Any
 
+from finery.types.methods import SftJobCreate
+
 
 def load(path: Path) -> dict[str, Any]:
     """A spec from a JSON file. Raises ValueError with the place of the fault."""
     try:
         spec = json.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path}: expected a JSON object, found {error}") from None
+        raise ValueError(f"{path}: expected a JSON object: {error}") from None
     if not isinstance(spec, dict):
         raise ValueError(f"{path}: expected a JSON object, found {type(spec).__name__}")
     return spec
 
 
 def assign(spec: dict[str, Any], assignment: str) -> None:
-    """`learning_rate=3e-4` sets a hyper-parameter; a dotted `adapter.rank=8` any other field."""
+    """`learning_rate=3e-4` sets a hyper-parameter; `adapter.rank=8` or `export_merged=true` any other field."""
     name, equals, text = assignment.partition("=")
     path = name.strip().split(".")
     if not equals or not all(path):
         raise ValueError(f"expected name=value, found {assignment!r}")
-    *parents, leaf = path if len(path) > 1 else ["hyperparameters", *path]
+    is_hyper = len(path) == 1 and path[0] not in SftJobCreate.model_fields
+    *parents, leaf = ["hyperparameters", *path] if is_hyper else path
     place = spec
     for parent in parents:
         place = place.setdefault(parent, {})

@@ -16,6 +16,7 @@ BLANK: Any = object()
 MARK = b"\xef\xbb\xbf"
 UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _SPACE = b" \t\r"
+_PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
 class LineReader:
@@ -43,10 +44,17 @@ def _unreadable(line: bytes, error: ValueError) -> Any | Problem:
         message = "expected a row, found a byte order mark, which may stand at the start of a file only"
         return Problem(code="byte_order_mark", message=message, hint="Join files without their byte order marks.")
     if isinstance(error, UnicodeDecodeError):
+        packed = next((name for start, name in _PACKED.items() if line.startswith(start)), None)
+        if packed is not None:
+            message = f"expected JSONL or parquet, found bytes packed by {packed}"
+            return Problem(code="invalid_utf8", message=message, hint="Unpack the file before the upload.")
         message = f"expected UTF-8, found the byte 0x{line[error.start]:02X} at {error.start} of the line"
         return Problem(code="invalid_utf8", message=message, hint="Save the file as UTF-8.")
     message = f"expected one JSON object on the line: {error}"[:300]
-    return Problem(code="invalid_json", message=message, hint="Write each row on one line of its own.")
+    hint = "Write each row with json.dumps, on one line of its own."
+    if line.lstrip(_SPACE).startswith(b"["):
+        hint = "Write each element of the list on one line of its own, without the list's brackets and commas."
+    return Problem(code="invalid_json", message=message, hint=hint)
 
 
 def rows(path: Path) -> Iterator[tuple[int, Any | Problem]]:

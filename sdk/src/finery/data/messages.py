@@ -79,7 +79,8 @@ def _has(given: dict[str, Any], key: str, role: str) -> bool:
 def _role(given: dict[str, Any], path: str) -> str:
     role = given.get("role", MISSING)
     if not isinstance(role, str):
-        raise wrong_type(f"{path}.role", "a text", role)
+        hint = "Rename from to role, and value to content." if "from" in given else None
+        raise wrong_type(f"{path}.role", "a text", role, hint)
     if role in ROLES:
         return role
     other = _OTHER_NAMES.get(role.lower(), role.lower() if role.lower() in ROLES else None)
