@@ -1,4 +1,4 @@
-"""Prepared data goes when its job has ended: an index of the jobs that still have some."""
+"""Indexes: jobs that have ended and still have prepared data, which then goes; the usage of a job."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ depends_on = None
 def upgrade() -> None:
     condition = "finished_at is not null and prepared_prefix is not null"
     op.execute(f"create index jobs_with_data on jobs (finished_at) where {condition}")
+    # GET /v1/usage reads all records of the jobs in its window, void ones too, and no other job's.
+    op.execute("create index usage_by_job on usage_records (job_id, created_at)")
 
 
 def downgrade() -> None:
