@@ -84,7 +84,10 @@ def test_a_row_that_is_lost_on_the_way_is_a_fault(
     assert control.step < total
 
 
-def test_rows_of_two_tokens_train(make_job: MakeJob) -> None:
-    """Queries and keys get no gradient there, and that is right."""
-    control = trained(make_job([{"input_ids": [n, n + 1], "labels": [-100, n + 1]} for n in range(1, 9)], max_steps=3))
+@pytest.mark.parametrize("behind", [[], [7], [7, 8, 9]])
+def test_rows_whose_second_token_alone_is_trained_train(make_job: MakeJob, behind: list[int]) -> None:
+    """Queries and keys get no gradient there, however long the rows are, and that is right."""
+    labels = [-100] * len(behind)
+    rows = [{"input_ids": [n, n + 1, *behind], "labels": [-100, n + 1, *labels]} for n in range(1, 9)]
+    control = trained(make_job(rows, max_steps=3))
     assert ended(control) == "completed"

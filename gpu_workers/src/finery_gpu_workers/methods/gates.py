@@ -44,15 +44,25 @@ def check_counts(plan: Plan, rows: PreparedSet, cursor: Cursor) -> None:
         raise RuntimeError(f"rows and trained tokens of {cursor.step} steps: expected {planned}, found {found}")
 
 
-def without_gradient(parameters: Iterable[str], untouched: Iterable[str], longest: int) -> list[str]:
+def deepest_target(rows: PreparedSet) -> int:
+    """The most tokens that a row has up to and with a target."""
+    deepest = 0
+    for shard in rows.shards:
+        targets, offsets = np.flatnonzero(shard["mask"]), shard["offsets"]
+        starts = offsets[np.searchsorted(offsets, targets, side="right") - 1]
+        deepest = max(deepest, int((targets - starts).max(initial=-1)) + 1)
+    return deepest
+
+
+def without_gradient(parameters: Iterable[str], untouched: Iterable[str], deepest: int) -> list[str]:
     """Modules of which no parameter ever got a gradient, though it should have.
 
-    One of two low-rank matrices may have none after a single step: the other one began as zero. `longest` is the
-    longest row: with two tokens or less there is nothing to attend to.
+    One of two low-rank matrices may have none after a single step: the other one began as zero. `deepest`: see
+    `deepest_target`; what predicts the second token of a row has one key to attend to.
     """
     touched = {_module(name) for name in set(parameters) - set(untouched)}
     silent = sorted({_module(name) for name in untouched} - touched)
-    return [name for name in silent if longest > 2 or name.rpartition(".")[2] not in _ATTENTION_SCORES]
+    return [name for name in silent if deepest > 2 or name.rpartition(".")[2] not in _ATTENTION_SCORES]
 
 
 def _module(parameter: str) -> str:

@@ -184,9 +184,10 @@ class Run:
     def check(self, cursor: Cursor) -> None:
         """A run that did not do what was planned is a fault, whatever its loss looks like."""
         gates.check_counts(self.plan, self.data.train, cursor)
-        longest = int(self.data.train.lengths.max())
-        silent = gates.without_gradient(self.parameters, self.known.untouched, longest)
-        if not silent:
+        if not self.known.untouched:
+            return
+        deepest = gates.deepest_target(self.data.train)
+        if not (silent := gates.without_gradient(self.parameters, self.known.untouched, deepest)):
             return
         what = f"{len(silent)} trained modules never got a gradient in {cursor.step} steps, as {silent[:3]}"
         if len(silent) < len(self.learner.trained.modules) and self.model.engine == "transformers":
