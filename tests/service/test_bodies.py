@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from finery.types.methods import JobCreate
+from finery.types.methods import JobCreate, JobUpdate
+from finery.types.tenants import KeyCreate, TenantCreate
 from finery_service.errors import ServiceError
 from finery_service.http.bodies import parse_json
 
@@ -55,3 +56,18 @@ def test_only_the_deepest_errors_of_a_union_are_told() -> None:
 def test_a_body_that_is_no_json_number_names_no_field() -> None:
     error = _refused(b"NaN")
     assert (error.detail.code, error.detail.param) == ("invalid_json", None)
+
+
+@pytest.mark.parametrize("name", ["   ", "\u3000", "two\nlines", "\x1b[31mred", "a\u0085b", "a\u2028b", "tab\t"])
+def test_e17_names_of_jobs_tenants_and_keys_are_one_printable_line(name: str) -> None:
+    raw = json.dumps({"name": name}).encode()
+    for kind in (JobUpdate, TenantCreate, KeyCreate):
+        with pytest.raises(ServiceError) as caught:
+            parse_json(raw, kind)
+        assert (caught.value.status, caught.value.detail.param) == (400, "name")
+        assert "expected a name" in caught.value.detail.message
+
+
+@pytest.mark.parametrize("name", ["a", " tränings 你好 😀 ", "e\u0301", "\u00e9", "x" * 128])
+def test_e17_other_names_are_kept_exactly(name: str) -> None:
+    assert parse_json(json.dumps({"name": name}).encode(), TenantCreate).value.name == name

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import unicodedata
 from datetime import UTC, datetime
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, PlainSerializer, PrivateAttr
+from pydantic import AfterValidator, BaseModel, ConfigDict, PlainSerializer, PrivateAttr, StringConstraints
 
 
 def _aware_utc(value: datetime) -> datetime:
@@ -20,6 +21,19 @@ def _rfc3339(value: datetime) -> str:
 
 Time = Annotated[datetime, AfterValidator(_aware_utc), PlainSerializer(_rfc3339, when_used="json")]
 """An aware UTC time, RFC 3339 with Z on the wire."""
+
+
+def _one_line(value: str) -> str:
+    """Names are printed in tables and terminals: a line feed or an escape sequence in one would break them."""
+    if not value.strip():
+        raise ValueError("expected a name, found only spaces")
+    if any(unicodedata.category(character) in ("Cc", "Zl", "Zp") for character in value):
+        raise ValueError("expected a name without control characters, found one with some")
+    return value
+
+
+Name = Annotated[str, StringConstraints(min_length=1, max_length=128), AfterValidator(_one_line)]
+"""What somebody calls a job, a tenant, a key: one line, kept exactly as sent."""
 
 
 class Request(BaseModel):

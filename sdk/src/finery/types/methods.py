@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
 
-from finery.types.base import Request
+from finery.types.base import Name, Request
 from finery.types.ids import CheckpointId, FileId, ProjectId
 from finery.types.money import Usd
 
@@ -103,7 +103,6 @@ class Limits(Request):
     max_seconds: Annotated[int, Field(ge=1)] | None = None
 
 
-Name = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 MetadataKey = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 MetadataValue = Annotated[str, StringConstraints(max_length=512)]
 AddedToken = Annotated[str, StringConstraints(min_length=1, max_length=64)]

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import StringConstraints
-
-from finery.types.base import Request, Resource, Time
+from finery.types.base import Name, Request, Resource, Time
 from finery.types.ids import ProjectId
 
 Role = Literal["operator", "member"]
-_Name = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 
 
 class TenantCreate(Request):
-    name: _Name
+    name: Name
 
 
 class Tenant(Resource):
@@ -26,7 +23,7 @@ class Tenant(Resource):
 
 
 class KeyCreate(Request):
-    name: _Name = "default"
+    name: Name = "default"
     project: ProjectId | None = None
 
 
