@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from finery.types.methods import FullWeights, LoraAdapter
@@ -88,3 +89,19 @@ def test_an_adapter_that_the_architecture_has_no_place_for_is_the_customers_to_m
     assert control.finished.error is not None
     assert control.finished.error.code == "unknown_target"
     assert not control.steps
+
+
+def test_rows_of_added_tokens_start_as_the_mean_of_all_whatever_the_matrices_are_called(
+    make_job: MakeJob, tiny_folder: Path, tmp_path: Path
+) -> None:
+    """In a padded vocabulary the rows are there, with other numbers."""
+    base = make(tmp_path / "neox", tiny_folder, model_type="gpt_neox", vocab_size=272, max_position_embeddings=256)
+    spec = {"added_tokens": ("<tool>",)}
+    control = trained(
+        make_job(model=base, adapter=FullWeights(type="full"), spec=spec, max_steps=1, learning_rate=1e-9)
+    )
+    assert ended(control) == "completed"
+    before, after = (load_file(each / "model.safetensors") for each in (base, last_folder(control)))
+    for name in ("gpt_neox.embed_in.weight", "embed_out.weight"):
+        assert torch.allclose(after[name][261], before[name].mean(dim=0), atol=1e-6)
+        assert torch.allclose(after[name][262:], before[name][262:], atol=1e-6)

@@ -38,7 +38,6 @@ from finery_gpu_workers.methods.prepare import load_prepared
 from finery_gpu_workers.methods.sft_run import Evaluation, Result, Run
 from finery_gpu_workers.models.interface import Model
 from finery_gpu_workers.models.load import compute_dtype, load_model, stored_dtype
-from finery_gpu_workers.models.targets import SAVED
 from finery_gpu_workers.report import Outbox
 from finery_gpu_workers.resume import Bundle, Cursor
 from finery_gpu_workers.start import Start, open_start, start_adapter
@@ -113,9 +112,8 @@ def _load(work: Work, start: Start, bundle: Bundle | None) -> Model:
 @torch.no_grad()
 def _start_rows(model: Model, ids: tuple[int, ...]) -> None:
     """Rows that were there but belonged to no token begin as new ones do: as the mean of all."""
-    for name, weight in model.named_weights():
-        if ids and name in SAVED.values():
-            weight[list(ids)] = weight.float().mean(dim=0).to(weight.dtype)
+    for matrix in model.token_matrices() if ids else ():
+        matrix[list(ids)] = matrix.float().mean(dim=0).to(matrix.dtype)
 
 
 def _start(run: Run, bundle: Bundle | None) -> Cursor:

@@ -111,6 +111,9 @@ class Decoder:
     def tied(self) -> bool:
         return self.head is self.embedding
 
+    def token_matrices(self) -> tuple[Tensor, ...]:
+        return (self.embedding,) if self.tied else (self.embedding, self.head)
+
     def untie(self) -> None:
         """The output matrix becomes one of its own, equal to the embedding for now."""
         if self.tied:

@@ -57,6 +57,9 @@ class ForeignModel:
         dtype: torch.dtype = self._embedding.weight.dtype
         return dtype
 
+    def token_matrices(self) -> tuple[Tensor, ...]:
+        return (self._embedding.weight,) if self.tied else (self._embedding.weight, self._output.weight)
+
     def untie(self) -> None:
         if self.tied:
             self._output.weight = nn.Parameter(self._embedding.weight.detach().clone(), requires_grad=False)

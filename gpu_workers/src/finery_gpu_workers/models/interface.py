@@ -36,6 +36,9 @@ class Model(Protocol):
     @property
     def dtype(self) -> torch.dtype: ...
 
+    def token_matrices(self) -> tuple[Tensor, ...]:
+        """Those with a row for every token: the embedding, and the output matrix where it is one of its own."""
+
     def untie(self) -> None:
         """A tied output matrix becomes one of its own, equal to the embedding for now."""
 
