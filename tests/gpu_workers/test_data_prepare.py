@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ import pytest
 from finery_gpu_workers import run
 from finery_gpu_workers.data import prepared
 from finery_gpu_workers.data.packing import Plan
+from finery_gpu_workers.data.render import Progress
+from finery_gpu_workers.data.rendering import Phase
 from finery_gpu_workers.methods import prepare as prepare_module
 from finery_gpu_workers.methods.prepare import Limits
 from finery_protos.v1 import worker_pb2 as pb
@@ -180,6 +183,21 @@ def test_rendering_that_is_slow_but_moves_is_not_blamed_on_a_row(
     assert control.finished is not None
     assert control.finished.reason == "platform_fault"
     assert "did not end in 4 s; it is at (<Phase." in caplog.text
+
+
+@pytest.mark.parametrize(("phase", "is_killed"), [(Phase.TEMPLATE, True), (Phase.TOKENIZER, False)])
+def test_only_a_template_can_be_stuck_in_a_row(tmp_path: Path, phase: Phase, is_killed: bool) -> None:
+    """A long line without a blank is tokenised for a minute."""
+    work: Any = SimpleNamespace(control=SimpleNamespace(intent=None))
+    progress = Progress(tmp_path / "progress", create=True)
+    progress.set(0, phase, 3)
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1.5)"])
+    try:
+        ending = prepare_module._watch(work, child, progress, Limits(row=0.3, start=60.0), 0)
+    finally:
+        child.kill()
+        child.wait()
+    assert (ending is not None) == is_killed
 
 
 def test_a_row_of_many_turns_that_moves_is_not_taken_for_stuck(

@@ -154,6 +154,14 @@ def test_reasoning_of_its_own_key_is_trained_as_the_template_writes_it() -> None
     assert (row.reasoning_tokens, row.reasoning_trained) == (len("<think>\nok\n</think>"),) * 2
 
 
+@pytest.mark.parametrize("written", ["m.thinking", "m['reasoning']", "m.reasoning_content", "m.get('thinking')"])
+@pytest.mark.parametrize("given", ["thinking", "reasoning", "reasoning_content"])
+def test_reasoning_reaches_the_template_under_its_own_name(written: str, given: str) -> None:
+    source = CHAT_TEMPLATE.replace("message['content'] +", f"({written} or '') + message['content'] +")
+    source = source.replace("m.", "message.").replace("m[", "message[")
+    assert text_of(one([HI, {"role": "assistant", given: "why", "content": "ok"}], source)) == "whyok$"
+
+
 def test_words_of_the_reasoning_in_the_answer_are_not_taken_for_it() -> None:
     always = STRIPS_REASONING.replace("loop.index0 < ns.last and ", "")
     row = one([HI, {"role": "assistant", "content": "<think>ok</think>ok ok"}], always)

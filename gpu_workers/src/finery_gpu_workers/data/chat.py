@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -19,7 +20,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from finery.data.messages import Message
+from finery.data.messages import REASONING, Message
 from finery.types.errors import Problem
 from finery_gpu_workers.data.folder import read_json, special_tokens
 from finery_gpu_workers.errors import WorkerError
@@ -27,6 +28,7 @@ from finery_gpu_workers.errors import WorkerError
 MAX_TEMPLATE_BYTES = 512 * 1024
 MAX_RENDERED_CHARACTERS = 32 * 1024 * 1024
 _LONGEST_MESSAGE = 300
+_REASONING = REASONING[0]
 _ROW_ERRORS = (TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
@@ -97,6 +99,7 @@ class Template:
         self._template.globals = dict(self._template.globals)  # it is copied at every rendering; a ChainMap slowly
         self._context = {**special_tokens, "documents": None}
         self._on_render = on_render
+        self._reasoning = _reasoning_key(source)
         self.endings: list[str] = []
         """What it has been found to write behind an assistant message, longest first (see `data/turns.py`)."""
         self.takes_tools: bool | None = None
@@ -109,7 +112,11 @@ class Template:
 
     def render(self, messages: Sequence[Message], *, prompt: bool = False, tools: Sequence[Any] | None = None) -> str:
         """The conversation as text; with `prompt` the header of the assistant's next turn is added."""
-        values = {"messages": list(messages), "tools": list(tools) if tools else None, "add_generation_prompt": prompt}
+        values = {
+            "messages": [self._named(message) for message in messages],
+            "tools": list(tools) if tools else None,
+            "add_generation_prompt": prompt,
+        }
         pieces: list[str] = []
         size = 0
         try:
@@ -127,6 +134,18 @@ class Template:
             raise RowError("template_error", message) from None
         self._on_render()
         return "".join(pieces)
+
+    def _named(self, message: Message) -> Message:
+        """With reasoning under the name that the template knows."""
+        if self._reasoning == _REASONING or _REASONING not in message:
+            return message
+        return {self._reasoning if key == _REASONING else key: value for key, value in message.items()}
+
+
+def _reasoning_key(source: str) -> str:
+    """What the template calls the reasoning of a message: `reasoning_content`, or as in gpt-oss `thinking`."""
+    names = (name for name in REASONING if re.search(rf"(?:\.|['\"]){name}\b", source))
+    return next(names, _REASONING)
 
 
 def _invalid(message: str) -> WorkerError:

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 from finery.data.rows import ChatRow, CompletionRow, Row, TextRow
+
+
+def as_json(value: Any) -> str:
+    """As templates write it; nothing where it is nested so deep that none could."""
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except RecursionError:
+        return ""
 
 
 def texts_of(row: Row) -> Iterator[str]:
@@ -15,9 +24,9 @@ def texts_of(row: Row) -> Iterator[str]:
             yield message["content"]
             if len(message) > 2:
                 yield message.get("reasoning_content", "")
-                yield json.dumps(message.get("tool_calls", ""), ensure_ascii=False)
+                yield as_json(message.get("tool_calls", ""))
         if row.tools:
-            yield json.dumps(row.tools, ensure_ascii=False)
+            yield as_json(row.tools)
     elif isinstance(row, CompletionRow):
         yield from (row.prompt, row.completion)
     elif isinstance(row, TextRow):

@@ -5,12 +5,12 @@ The same words elsewhere hide what is missing: this is for warnings, not for mas
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from finery.data.messages import Message
 from finery.data.rows import ChatRow
 from finery_gpu_workers.data.chat import RowError, Template
+from finery_gpu_workers.data.given import as_json
 from finery_gpu_workers.data.reasoning import CLOSE
 
 _RENDERED_AGAIN = 4
@@ -66,7 +66,7 @@ def _find(text: str, content: str, place: int) -> int:
     """Where it ends, as it is or inside of JSON; or -1."""
     found = text.find(content, place)
     if found < 0:
-        content = json.dumps(content, ensure_ascii=False)[1:-1]
+        content = as_json(content)[1:-1]
         found = text.find(content, place)
     return found + len(content) if found >= 0 else -1
 
@@ -78,7 +78,7 @@ def _calls_are_in(template: Template, row: ChatRow, text: str) -> bool:
         return False
     place = 0
     for function in functions:
-        place = _find(text, json.dumps(function["arguments"], ensure_ascii=False), place)
+        place = _find(text, as_json(function["arguments"]), place)
         if place < 0:  # written in another way, perhaps; a template that leaves some out writes the first
             return all(_matters(template, row, text, n, k) for n, k in places[-_RENDERED_AGAIN:])
     return True

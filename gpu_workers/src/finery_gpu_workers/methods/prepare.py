@@ -40,8 +40,9 @@ class Limits:
     """Seconds."""
 
     row: float = 30.0
-    """Without progress."""
+    """Of the template, without progress."""
     start: float = 300.0
+    """And for what is tokenised at once: a line of 16 MiB without a blank takes a minute, and cannot loop."""
     total: float = 600.0
     """Plus what the size of the files allows at `bytes_per_second`."""
     bytes_per_second: float = 50_000.0
@@ -152,7 +153,7 @@ def _watch(work: Work, child: subprocess.Popen[bytes], progress: Progress, limit
         now = time.monotonic()
         if (current := progress.get()) != seen:
             seen, moved = current, now
-        allowed = limits.start if seen[0] is Phase.STARTING else limits.row
+        allowed = limits.row if seen[0] is Phase.TEMPLATE else limits.start
         if now - moved > allowed:
             return _stuck(seen, now - moved)
         if now - started > limits.total + size / limits.bytes_per_second:
