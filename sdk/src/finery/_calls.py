@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 from finery._multipart import Multipart, Upload
+from finery.data.strict_json import dotted, flaws
 from finery.errors import InvalidArgumentError
 from finery.types.base import Resource
 from finery.types.checkpoints import Checkpoint
@@ -57,8 +58,9 @@ class Call(Generic[T]):
         try:
             return json.dumps(self.json, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
         except ValueError:
-            message = f"{self.path}: expected JSON, found NaN, an infinity or a lone surrogate in it"
-            raise InvalidArgumentError(message) from None
+            flaw = next(flaws(self.json), None)
+            what = f"{dotted(flaw.path)}: {flaw.message}" if flaw else "expected JSON, found what JSON does not have"
+            raise InvalidArgumentError(f"{self.path}: {what}") from None
 
     def with_params(self, **changes: str | int | None) -> Call[T]:
         kept = tuple(item for item in self.params if item[0] not in changes)

@@ -19,6 +19,9 @@ class Pages(Generic[T]):
         self._send = send
         self._first = first
 
+    def __repr__(self) -> str:
+        return f"<{self._first.path}: iterate over it, or list() it>"
+
     def __iter__(self) -> Iterator[T]:
         for page in self.pages():
             yield from page.data
@@ -37,6 +40,9 @@ class AsyncPages(Generic[T]):
     def __init__(self, send: Callable[[Call[Page[T]]], Awaitable[Page[T]]], first: Call[Page[T]]) -> None:
         self._send = send
         self._first = first
+
+    def __repr__(self) -> str:
+        return f"<{self._first.path}: iterate over it with async for>"
 
     async def __aiter__(self) -> AsyncIterator[T]:
         async for page in self.pages():
