@@ -7,7 +7,8 @@ from typing import Any
 import obstore
 import pytest
 
-from finery_service.checkpoints.download import disposition
+from finery_service.checkpoints import routes
+from finery_service.checkpoints.download import disposition, download
 from finery_testing import factories
 from finery_testing.api import Api, Door, checkpoint
 
@@ -149,6 +150,22 @@ async def test_object_that_is_gone_is_an_error_before_the_first_byte(api: Api) -
     id_ = await published(api, door, 1, {"w": WEIGHTS}, prefix="elsewhere/")
     await obstore.delete_async(api.app.state.services.store, "elsewhere/w")
     assert (await door.get(f"/v1/checkpoints/{id_}/files/w")).status_code == 500
+
+
+async def test_a_checkpoint_that_is_deleted_while_a_download_begins_is_a_404(
+    own_api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    door = await own_api.tenant()
+    job = await factories.job(own_api.system_engine, door.tenant, now=own_api.clock(), state="succeeded")
+    id_ = await published(own_api, door, 1, {"w": WEIGHTS}, job)
+
+    async def late(*arguments: Any) -> Any:
+        assert (await door.client.delete(f"/v1/checkpoints/{id_}")).status_code == 200
+        return await download(*arguments)
+
+    monkeypatch.setattr(routes, "download", late)
+    answer = await door.get(f"/v1/checkpoints/{id_}/files/w")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "checkpoint_not_found")
 
 
 def test_e17_download_names_are_safe_in_a_header_and_kept() -> None:

@@ -65,4 +65,9 @@ async def file(checkpoint_id: str, path: str, request: Request, services: Here, 
     """The bytes of one file. `ETag` is its sha256; `Range` and `If-Range` let a download go on where it broke off."""
     async with transaction(services.app_engine, member.tenant_id) as session:
         key, entry = await service.locate(session, member.tenant_id, checkpoint_id, path)
-    return await download(services.store, key, entry, request)
+    try:
+        return await download(services.store, key, entry, request)
+    except FileNotFoundError:
+        async with transaction(services.app_engine, member.tenant_id) as session:
+            await service.locate(session, member.tenant_id, checkpoint_id, path)  # 404 if it was deleted meanwhile
+        raise
