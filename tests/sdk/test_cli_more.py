@@ -73,6 +73,14 @@ def test_clean_data_says_nothing_of_drops(api: Api, finery: Any) -> None:
     assert result.err == ""
 
 
+def test_a_failed_job_shows_the_lines_that_failed_it(api: Api, finery: Any) -> None:
+    line = {"line": 3, "path": "input_ids[2]", "code": "token_out_of_range", "message": "expected ids below 261"}
+    error = {"message": "1 line cannot be used.", "type": "job_error", "code": "token_out_of_range", "details": [line]}
+    api.answers = {"GET /v1/jobs/job_1": (200, job_json(state="failed", error=error))}
+    result = finery("jobs", "get", "job_1")
+    assert (result.code, words(result.err)) == (0, ["line 3 input_ids[2]: expected ids below 261."])
+
+
 def test_events_are_lines_for_people_and_hold_no_dicts(api: Api, finery: Any) -> None:
     history = [
         event_json(1, "prepared", rows=95, trained_tokens=2469, dropped_rows=5, total_steps=9, statistics=DATA),

@@ -9,7 +9,7 @@ import typer
 
 from finery.cli import spec as specs
 from finery.cli.files import Limit, file_id
-from finery.cli.output import AsJson, client, err, out, print_json, print_table, summary, text
+from finery.cli.output import AsJson, client, err, out, print_details, print_json, print_table, summary, text
 from finery.cli.report import print_job, steps
 from finery.cli.usage import Time
 from finery.client import Finery
@@ -91,7 +91,10 @@ def list_(
 def get(job: JobId, json: AsJson = False) -> None:
     """State, progress, usage and cost."""
     with client() as finery:
-        print_job(finery.jobs.retrieve(job), json)
+        found = finery.jobs.retrieve(job)
+    print_job(found, json)
+    if found.error is not None and not json:
+        print_details(JobFailedError(found), found.error.message)
 
 
 @app.command()

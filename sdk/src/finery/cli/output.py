@@ -127,12 +127,17 @@ def print_error(error: FineryError) -> None:
     param = error.param if isinstance(error, APIError) else None
     where = f" [dim]({escape(param)})[/dim]" if param and not message.startswith(param) else ""
     err.print(f"[bold red]Error:[/bold red] {escape(message)}{where}")
-    for detail in [detail for detail in details(error) if detail != message][:10]:
-        err.print(f"  {escape(detail)}")
+    print_details(error, message)
     if isinstance(error, APIError) and error.request_id:
         err.print(f"[dim]{escape(str(error.code))}, request {escape(error.request_id)}[/dim]")
     if advice := _hint(error):
         err.print(f"[dim]Hint: {escape(advice)}[/dim]")
+
+
+def print_details(error: FineryError, message: str) -> None:
+    """What is wrong line by line, or field by field, beyond the message."""
+    for detail in [detail for detail in details(error) if detail != message][:10]:
+        err.print(f"  {escape(detail)}", highlight=False)
 
 
 def details(error: FineryError) -> list[str]:
