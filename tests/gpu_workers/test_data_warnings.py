@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from finery.types.data import Warning as DataWarning
+from finery.types.methods import TrainOn
 from finery_gpu_workers.data.tokens import RowTokenizer, add_tokens
 from finery_gpu_workers.data.turns import Rendered
 from finery_testing.templates import SPECIAL
-from finery_testing.tiny import BOS, EOS, byte_tokenizer
+from finery_testing.tiny import BOS, CHAT_TEMPLATE, EOS, byte_tokenizer
 
 from .conftest import MakeJob
 from .samples import HI, HI_OK, OK, one, rendered, template, text_of, tokenised, trained
@@ -120,9 +121,29 @@ def test_characters_without_a_token_are_named_with_their_lines() -> None:
     unigram.add_special_tokens(["<|im_start|>", "<|im_end|>", "<|eos|>"])
     rows = RowTokenizer(unigram, [unigram.get_vocab()["<|eos|>"]])
     assert rows.unknown == 0
-    found = [tokenised({"text": text}, tokenizer=rows)[0].unknown for text in ("plain", "caf\u00e9", "\U0001f600")]
-    assert found == [False, True, True]
+    found = [tokenised({"text": text}, tokenizer=rows)[0].notes for text in ("plain", "caf\u00e9", "\U0001f600")]
+    assert found == [set(), {"unknown_characters"}, {"unknown_characters"}]
     assert RowTokenizer(byte_tokenizer()).unknown is None
+
+
+# ---- turns without an end
+
+
+@pytest.mark.parametrize("train_on", ["assistant", "last", "all"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        # the end of a turn is written by the turn that follows
+        "{% for m in messages %}{% if not loop.first %}{{ '<|im_end|>\\n' }}{% endif %}"
+        "{{ '<|im_start|>' + m.role + '\\n' + m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_end|>\\n<|im_start|>assistant\\n' }}{% endif %}",
+        "{% for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}",
+    ],
+)
+def test_turns_that_no_token_ends_are_noticed(source: str, train_on: TrainOn) -> None:
+    assert one([*HI_OK, *HI_OK], source, train_on).notes == {"end_of_turn_not_rendered"}
+    assert one([*HI_OK, *HI_OK], CHAT_TEMPLATE, train_on).notes == set()
 
 
 # ---- what the template leaves out

@@ -159,7 +159,7 @@ class Preparing:
         statistics.format = rendering.format or statistics.format
         statistics.add(rendering.line, rendering.tokens, kept, unrolled=rendering.unrolled)
         statistics.note_special(self.renderer.special_in_content(rendering), rendering.line)
-        for code in rendering.missing | self.overlap.codes(rendering.tokens):
+        for code in rendering.notes | self.overlap.codes(rendering.tokens):
             statistics.note(code, rendering.line)
 
 

@@ -50,10 +50,10 @@ class Rendering:
         return any(isinstance(sample, Rendered) and sample.unrolled for sample in self.samples)
 
     @property
-    def missing(self) -> frozenset[str]:
+    def notes(self) -> frozenset[str]:
         """Codes of warnings."""
-        unknown = [frozenset({"unknown_characters"})] if any(row.unknown for row in self.tokens) else []
-        return frozenset().union(*unknown, *(one.missing for one in self.samples if isinstance(one, Rendered)))
+        written = [sample.missing for sample in self.samples if isinstance(sample, Rendered)]
+        return frozenset().union(*written, *(row.notes for row in self.tokens))
 
 
 @dataclass

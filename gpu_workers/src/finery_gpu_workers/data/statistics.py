@@ -15,6 +15,7 @@ _LISTED_TOKENS = 20
 _REASONING, _SPECIAL = "reasoning_not_trained", "special_token_in_content"
 _MESSAGES = {
     "content_not_rendered": "the model's chat template leaves out or rewrites the content of messages of {count} rows",
+    "end_of_turn_not_rendered": "no special token ends turns of {count} rows, so that the model may not learn to stop",
     _SPECIAL: "texts of {count} rows hold special tokens of the model, which it reads as such",
     "unknown_characters": "the model's tokenizer has no token for characters of {count} rows",
     "validation_overlap": "{count} rows are in the training file too, so that their loss says little",

@@ -33,8 +33,8 @@ class TokenRow:
     """Token positions from and to of reasoning that is to be trained."""
     lost_reasoning: int = 0
     """Tokens of reasoning that the template did not write."""
-    unknown: bool = False
-    """Characters of the text have no token."""
+    notes: frozenset[str] = frozenset()
+    """Codes of warnings."""
 
     @property
     def trained(self) -> int:
@@ -134,10 +134,11 @@ class RowTokenizer:
                 return _no_boundary()
         before, behind = self.around(ids)
         self.end_of_turn.add(self._end())
-        mask = np.ones(len(before) + len(ids) + len(behind), dtype=np.uint8)
+        tokens = np.array([*before, *ids, *behind], dtype=np.int32)
+        mask = np.ones(len(tokens), dtype=np.uint8)
         mask[: len(before) + prompt if not sample.everything else 1] = 0
         mask[:1] = 0
-        return TokenRow(np.array([*before, *ids, *behind], dtype=np.int32), mask, unknown=self.unknown in ids)
+        return TokenRow(tokens, mask, notes=self._notes(tokens))
 
     def around(self, ids: list[int]) -> tuple[list[int], list[int]]:
         """What goes before and behind the ids of a text: its BOS and its end, but where it has them already."""
@@ -157,6 +158,7 @@ class RowTokenizer:
         ids = np.array(encoding.ids, dtype=np.int32)
         mask = np.full(len(ids), sample.everything, dtype=np.uint8)
         places = _Places(sample.text, encoding)
+        ended = True
         special, ends = np.flatnonzero(self._is_special[ids]), np.flatnonzero(self._may_end[ids])
         for turn in sample.turns:
             first, last = places.token(turn.start), places.token(turn.end)
@@ -164,15 +166,19 @@ class RowTokenizer:
                 return not_a_prefix()
             end = self._end_of_turn(turn, ids, ends[(ends >= first) & (ends < last)], places)
             mask[first : last if end is None else end + 1] = not sample.everything
+            ended &= sample.everything or end is not None
         if sample.closing:
             first = places.token(sample.closing.start)
-            self._end_of_turn(sample.closing, ids, ends[ends >= first], places)
+            ended = self._end_of_turn(sample.closing, ids, ends[ends >= first], places) is not None
         mask[:1] = 0
         reasoning = tuple((places.token(start), places.token(end)) for start, end in sample.reasoning)
         lost = sum(len(alone.ids) for alone in encodings[1:])
-        return TokenRow(
-            ids, mask, reasoning, lost, unknown=self.unknown is not None and bool((ids == self.unknown).any())
-        )
+        return TokenRow(ids, mask, reasoning, lost, self._notes(ids, ended))
+
+    def _notes(self, ids: NDArray[np.int32], ended: bool = True) -> frozenset[str]:
+        unknown = self.unknown is not None and bool((ids == self.unknown).any())
+        found = {"unknown_characters": unknown, "end_of_turn_not_rendered": not ended}
+        return frozenset(code for code, is_so in found.items() if is_so)
 
     def _end_of_turn(self, turn: Turn, ids: NDArray[np.int32], ends: NDArray[np.int64], places: _Places) -> int | None:
         """The position of the token that ends the turn, if one does. `ends`: those inside the turn that may."""

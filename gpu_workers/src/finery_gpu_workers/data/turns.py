@@ -240,7 +240,10 @@ def _path(row: ChatRow, n: int) -> str:
     return f"prompt[{n}]" if n < row.prompt_messages else f"completion[{n - row.prompt_messages}]"
 
 
-_HINT = "Remove white space at the start of the content; or train on the last turn only."
+_HINT = (
+    "Remove white space at the start of the content. If every row is refused, the template writes a prompt in another "
+    "way once its answer follows: mend the template."
+)
 _HINT_REASONING = (
     "The model's generation prompt opens a block of reasoning: give every assistant turn its reasoning, as "
     "reasoning_content or in <think> tags."
