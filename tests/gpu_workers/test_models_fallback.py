@@ -135,6 +135,21 @@ def test_logits_and_all_gradients_equal_those_of_transformers(tmp_path: Path, ki
             assert_close(found[name], gradient, name)
 
 
+def test_a_token_that_the_model_pads_with_is_trained_like_any_other(tmp_path: Path) -> None:
+    """transformers leaves its row of the embedding without a gradient; our own decoder does not."""
+    padding = int(batch().tokens[0])
+    folder = make(tmp_path / "m", "gemma2", **OTHERS["gemma2"] | {"pad_token_id": padding})
+    peer = peer_of(folder)
+    assert peer.get_input_embeddings().padding_idx == padding
+    peer.get_input_embeddings().padding_idx = None
+    peer_backward(peer)
+    learner = Learner.create(load(folder), FullWeights(type="full"), SftHyperparameters(), seed=0)
+    learner.forward_backward(batch(), batch().scored)
+    name = "model.embed_tokens.weight"
+    found = learner._parameters.named(learner._parameters.gradients)[name]
+    assert_close(found, peer.get_input_embeddings().weight.grad, name)
+
+
 @pytest.mark.parametrize("kind", ["gemma2", "phi3", "gpt_neox", "stablelm"])
 def test_an_adapter_equals_pefts_on_the_same_model(tmp_path: Path, kind: str) -> None:
     folder = make(tmp_path / "m", kind, **OTHERS[kind])

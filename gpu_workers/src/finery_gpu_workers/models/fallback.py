@@ -67,6 +67,8 @@ def load_foreign(
     config = check_architecture(folder, reason).config
     net = _read(folder, config, dtype).to(device)
     net.eval().requires_grad_(False)
+    # Nothing is padded here, and what a model pads with is often the token that ends its turns: it is trained.
+    net.get_input_embeddings().padding_idx = None
     _build_on(net, merges, new_tokens, reason)
     model = ForeignModel(net, reason)
     _try(model, reason)
