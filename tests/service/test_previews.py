@@ -9,6 +9,7 @@ import grpc
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from finery.types.jobs import JobState
+from finery_service.previews.service import MAX_PENDING
 from finery_service.reconcile import loop
 from finery_service.reconcile.context import Context
 from finery_testing import control, factories
@@ -26,9 +27,9 @@ ROW = {
 }
 
 
-async def ask(door: Door, file: str | None = None, **body: Any) -> Any:
+async def ask(door: Door, file: str | None = None, *, headers: dict[str, str] | None = None, **body: Any) -> Any:
     file = file or await door.file_id()
-    return await door.post(f"/v1/files/{file}/previews", {"model": factories.MODEL_NAME, **body})
+    return await door.post(f"/v1/files/{file}/previews", {"model": factories.MODEL_NAME, **body}, headers=headers)
 
 
 async def worker_of(context: Context, channel: grpc.aio.Channel, preview: str) -> Worker:
@@ -170,3 +171,20 @@ async def test_e01_a_repeated_preview_is_made_once(api: Api) -> None:
     assert again.headers["idempotent-replayed"] == "true"
     other = await door.post(path, {"model": factories.MODEL_NAME, "rows": 1}, headers=headers)
     assert (other.status_code, other.json()["error"]["code"]) == (422, "idempotency_key_reused")
+
+
+async def test_previews_of_one_tenant_do_not_pile_up(own_api: Api, system_engine: AsyncEngine) -> None:
+    door, other = await own_api.tenant(), await own_api.tenant("other")
+    file = await door.file_id()
+    made = [await ask(door, file, headers={"idempotency-key": f"k{n}"}) for n in range(MAX_PENDING)]
+    assert {answer.status_code for answer in made} == {201}
+    refused = await ask(door, file, headers={"idempotency-key": "one-more"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_previews")
+    assert refused.json()["error"]["type"] == "rate_limit_error"
+    assert 0 < int(refused.headers["retry-after"]) <= 60
+    again = await ask(door, file, headers={"idempotency-key": "k0"})
+    assert again.json() == made[0].json(), "asking again makes no other one"
+    assert (await ask(other)).status_code == 201
+    one = "update jobs set state = 'succeeded', finished_at = created_at where id = :id"
+    await control.execute(system_engine, one, id=made[0].json()["id"])
+    assert (await ask(door, file, headers={"idempotency-key": "one-more"})).status_code == 201

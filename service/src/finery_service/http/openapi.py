@@ -62,6 +62,11 @@ _CODES: dict[str, tuple[int, str, str | None]] = {
         "Expected a fresh Idempotency-Key, found one that was used for another request; use a new one.",
         "idempotency-key",
     ),
+    "too_many_previews": (
+        429,
+        "Expected at most 20 previews that are not ready yet, found them; wait for one of them.",
+        None,
+    ),
     "internal_error": (500, "Something went wrong on our side; try again.", None),
     "database_unavailable": (503, "The database does not answer; try again.", None),
 }

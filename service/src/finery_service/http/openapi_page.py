@@ -128,7 +128,7 @@ def _repair(operation: dict[str, Any], *, guarded: bool) -> None:
 def _repair_response(status: str, response: dict[str, Any]) -> None:
     headers = response.setdefault("headers", {})
     headers["x-request-id"] = _REQUEST_ID
-    if status == "503" or response["description"] == "request_in_progress":
+    if status in ("429", "503") or response["description"] == "request_in_progress":
         headers["retry-after"] = _RETRY_AFTER
     if response["description"] == "Successful Response":
         response["description"] = "Done."

@@ -21,7 +21,7 @@ _EXAMPLE = {"model": "smollm2-135m-instruct", "train_on": "assistant", "rows": 3
     "",
     status_code=201,
     response_model=Preview,
-    responses=guarded(400, 404, 409, 413, 415, 422, noun="file"),
+    responses=guarded(400, 404, 409, 413, 415, 422, 429, noun="file"),
     openapi_extra=json_body(PreviewCreate, _EXAMPLE),
 )
 async def create(file_id: str, request: Request, services: Here, member: TenantMember) -> Response:

@@ -29,11 +29,14 @@ from finery_service.previews import store
 from finery_service.usage import prices
 
 _TOLD = 20
+MAX_PENDING = 20
+"""Of one tenant; about, if many ask in the same moment. All tenants' previews share a few places."""
 _STATUS = {JobState.SUCCEEDED: "ready", JobState.FAILED: "failed", JobState.CANCELLED: "failed"}
 
 
 async def create(session: AsyncSession, member: Member, file_id: str, body: PreviewCreate, now: datetime) -> Preview:
-    """Raises 404 for the file; 400 for a file with errors, for the model, and for rows longer than it takes."""
+    """Raises 404 for the file; 400 for a file with errors, for the model, and for rows longer than it takes; 429 for
+    one too many at a time."""
     file = await _file(session, member.tenant_id, file_id, lock="keep")
     if file.status != "valid":
         found = f"{file.error_count} in {file.id}"
@@ -46,6 +49,9 @@ async def create(session: AsyncSession, member: Member, file_id: str, body: Prev
     if body.max_length > model.max_length:
         expected = f"at most {model.max_length} tokens with {model.name}"
         raise _refusal("max_length_too_long", "max_length", expected, body.max_length)
+    if await store.pending(session, member.tenant_id) >= MAX_PENDING:
+        message = f"Expected at most {MAX_PENDING} previews that are not ready yet, found them; wait for one of them."
+        raise ServiceError(429, "too_many_previews", message, headers={"retry-after": "5"})
     row = await _to_row(session, member, file, model, body, now)
     await jobs.insert(session, row, now)
     return _to_preview(row, model.name)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import cast
 
-from sqlalchemy import CursorResult, text
+from sqlalchemy import CursorResult, func, text
 from sqlmodel import col, select
 from sqlmodel.ext.asyncio.session import AsyncSession
 
+from finery.types.jobs import JobState
 from finery_service.jobs.tables import JobRow
 from finery_service.models.tables import ModelRow
 
@@ -40,6 +41,14 @@ async def get(session: AsyncSession, tenant_id: str, file_id: str, preview_id: s
         )
     )
     return (await session.exec(statement)).one_or_none()
+
+
+async def pending(session: AsyncSession, tenant_id: str) -> int:
+    """How many of the tenant's previews have not ended."""
+    statement = select(func.count()).where(
+        JobRow.tenant_id == tenant_id, JobRow.kind == "preview", JobRow.state == JobState.VALIDATING.value
+    )
+    return (await session.exec(statement)).one()
 
 
 async def forget(session: AsyncSession, now: datetime, *, count: int = 1000) -> int:
