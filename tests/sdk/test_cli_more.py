@@ -181,6 +181,19 @@ def test_a_forwarding_that_is_interrupted_says_where_to_go_on(
     assert (result.code, result.err) == (130, "Forwarded up to event 2; go on with after=2.\n")
 
 
+def test_a_trackers_own_error_is_one_line_and_says_where_to_go_on(
+    api: Api, finery: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: Any) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(TensorBoard, "write", full)
+    result = finery("jobs", "forward", "job_1", "--to", "tensorboard", "--dir", str(tmp_path))
+    assert result.code == 1
+    assert result.err.startswith("Error: tensorboard: No space left on device\n")
+    assert "after=" in result.err
+
+
 def test_a_job_is_forwarded_to_tensorboard_once(api: Api, finery: Any, tmp_path: Path) -> None:
     options = ["--to", "tensorboard", "--dir", str(tmp_path)]
     result = finery("jobs", "forward", "job_1", *options)

@@ -39,7 +39,7 @@ def download(
     """Fetch all files and prove their sha256; run it again after an interruption and it goes on."""
     with client() as finery:
         found = _find(finery, checkpoint, best)
-        with TransferProgress(found.id, err) as progress:
+        with TransferProgress(f"checkpoint of step {found.step}", err) as progress:
             folder = finery.checkpoints.download(found, to or Path(found.id), on_progress=progress)
     if json:
         print_json(found)

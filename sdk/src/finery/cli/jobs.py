@@ -13,7 +13,7 @@ from finery.cli.output import AsJson, client, err, out, print_details, print_jso
 from finery.cli.report import print_job, steps
 from finery.cli.usage import Time
 from finery.client import Finery
-from finery.errors import JobFailedError
+from finery.errors import FineryError, JobFailedError
 from finery.forward import SINKS, Sink
 from finery.progress import JobProgress
 from finery.types.jobs import Job
@@ -145,9 +145,10 @@ def forward(
     json: AsJson = False,
 ) -> None:
     """Send a job's metrics to a tracker, from the start until the job ends."""
+    sink = _sink(to, dir, project, uri)
     try:
         with client() as finery:
-            print_job(finery.jobs.forward(job, to=_sink(to, dir, project, uri), after=after), json)
+            print_job(finery.jobs.forward(job, to=sink, after=after), json)
         if to == "tensorboard":
             err.print(f"See it: tensorboard --logdir {dir or 'runs'}", markup=False, highlight=False)
     except ImportError as error:
@@ -156,6 +157,11 @@ def forward(
     except KeyboardInterrupt as error:
         err.print("\n".join(getattr(error, "__notes__", ["Nothing was forwarded."])), markup=False)
         raise typer.Exit(130) from None
+    except FineryError:
+        raise
+    except Exception as error:  # whatever the tracker's library raises
+        err.print("\n".join([f"Error: {to}: {error}", *getattr(error, "__notes__", [])]), markup=False, highlight=False)
+        raise typer.Exit(1) from None
 
 
 @app.command()
