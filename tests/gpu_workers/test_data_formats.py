@@ -46,6 +46,14 @@ def test_a_bos_that_the_tokenizer_adds_itself_begins_text_but_not_what_a_templat
     assert BOS not in one(chat, tokenizer=with_bos()).tokens
 
 
+def test_a_bos_is_found_where_the_vocabulary_is_small() -> None:
+    """As that of a model of proteins: no lower case."""
+    tokenizer = Tokenizer(models.BPE(vocab={"A": 0, "M": 1}, merges=[]))
+    tokenizer.add_special_tokens(["<s>"])
+    tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 2)])
+    assert one({"text": "MA"}, tokenizer=RowTokenizer(tokenizer, [EOS])).tokens.tolist() == [2, 1, 0, EOS]
+
+
 def test_all_of_a_text_but_its_first_token_is_trained() -> None:
     row = one({"text": "éb"})
     assert row.tokens.tolist() == [*"éb".encode(), EOS]

@@ -102,8 +102,8 @@ class RowTokenizer:
 
     def special_names(self, rows: Sequence[TokenRow]) -> set[str]:
         """The texts of the special tokens that the rows hold."""
-        found = {int(id_) for row in rows for id_ in np.unique(row.tokens[self._is_special[row.tokens]])}
-        return {self.decode([id_]) for id_ in found}
+        found = {id_ for row in rows for id_ in row.tokens[self._is_special[row.tokens]].tolist()}
+        return {text for id_ in found if (text := self._tokenizer.id_to_token(id_))}
 
     @property
     def edges(self) -> tuple[str, str]:
@@ -272,9 +272,12 @@ def _no_boundary() -> RowError:
 
 def _begin(tokenizer: Tokenizer) -> list[int]:
     """What the tokenizer's own post-processor puts before a text."""
-    with_, without = (tokenizer.encode("a", add_special_tokens=added).ids for added in (True, False))
-    starts = (n for n in range(len(with_) - len(without) + 1) if with_[n : n + len(without)] == without)
-    return list(with_[: next(starts, 0)])
+    for text in "aA1.":  # some vocabularies are small, of proteins perhaps
+        with_, without = (tokenizer.encode(text, add_special_tokens=added).ids for added in (True, False))
+        starts = (n for n in range(len(with_) - len(without) + 1) if with_[n : n + len(without)] == without)
+        if without:
+            return list(with_[: next(starts, 0)])
+    return []
 
 
 def _unknown(tokenizer: Tokenizer) -> int | None:
