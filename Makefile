@@ -31,6 +31,9 @@ check: install ## lint, types, import contracts, generated code, architecture, s
 protos: install ## regenerate the gRPC messages
 	$(BIN)/python protos/generate.py
 
+openapi: install ## write docs/openapi.json anew
+	$(BIN)/python -m finery_service.openapi_file docs/openapi.json
+
 bench: install bench/.venv/.ready ## all benchmarks, or ONLY=name (ARGS="its options"); appends to bench/results.json
 	$(BIN)/python bench/run.py $(ONLY) $(ARGS)
 
