@@ -212,3 +212,10 @@ def test_labels_say_which_tokens_are_trained() -> None:
 )
 def test_token_ids_and_labels_that_cannot_be(row: Any, path: str, code: str) -> None:
     assert place(row) == (path, code)
+
+
+def test_a_row_without_any_format_is_shown_one_of_the_files_own() -> None:
+    found = read_row({"txt": "a"}, "text")
+    wanted = ("missing_messages", "text", 'Write {"text": "…"}.')
+    assert isinstance(found, Problem)
+    assert (found.code, found.path, found.hint) == wanted

@@ -94,8 +94,9 @@ def _format_of(row: Any, expected: FileFormat | None) -> FileFormat:
         raise RowError("wrong_task_format", "", message, "Use this file for a job that learns preferences.")
     formats = {_KEYS[key]: key for key in _KEYS if row.get(key, MISSING) is not MISSING}
     if not formats:
-        hint = next((hint for key, hint in _FOREIGN.items() if key in row), _EXAMPLE)
-        raise RowError("missing_messages", "messages", f"expected the keys {_SHAPES}; found none of them", hint)
+        path, example = _EXAMPLES[expected or "chat"]
+        hint = next((hint for key, hint in _FOREIGN.items() if key in row), f"Write {example}.")
+        raise RowError("missing_messages", path, f"expected the keys {_SHAPES}; found none of them", hint)
     if len(formats) > 1:
         message = f"expected the keys of one format, found {' and '.join(formats.values())}"
         raise RowError("mixed_formats", "", message, "Keep the key that is to be trained on, and rename the others.")
@@ -108,7 +109,13 @@ def _format_of(row: Any, expected: FileFormat | None) -> FileFormat:
     return format_
 
 
-_EXAMPLE = 'Write {"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}.'
+_EXAMPLES: dict[FileFormat, tuple[str, str]] = {
+    "chat": ("messages", '{"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}'),
+    "completion": ("prompt", '{"prompt": "…", "completion": "…"}'),
+    "text": ("text", '{"text": "…"}'),
+    "tokens": ("input_ids", '{"input_ids": [1, 2, 3]}'),
+}
+"""The key of a format that has to be there, and a row of it."""
 
 
 def _chat(row: dict[str, Any]) -> ChatRow:
