@@ -14,13 +14,15 @@ from .conftest import ADAPTER, MakeJob, chat_rows, ended, evaluations, goes_on, 
 FULL, OTHER = FullWeights(type="full"), LoraAdapter(rank=2, alpha=4.0, targets=("q_proj",))
 
 
-@pytest.mark.parametrize("how", ["goes on", "merged"])
+@pytest.mark.parametrize("how", ["goes on", "merged", "merged below another"])
 def test_an_adapter_does_not_start_on_other_weights_of_the_same_shapes(
     make_job: MakeJob, tmp_path: Path, how: str
 ) -> None:
     """As when the catalogue's entry of that name has new weights since. Found before an accelerator is taken."""
     base = make_tiny_model(tmp_path / "base")
-    first = trained(make_job(model=base))
+    first = trained(make_job(model=base, max_steps=1))
+    if how == "merged below another":
+        first = trained(make_job(model=base, max_steps=1, onto=stands_on(first, "merge")))
     make_tiny_model(base, seed=1)
     second = trained(make_job(model=base, onto=goes_on(first) if how == "goes on" else stands_on(first, "merge")))
     assert ended(second) == "invalid_model"

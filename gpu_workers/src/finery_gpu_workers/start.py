@@ -156,20 +156,24 @@ def _link(work: Work, part: pb.BasePart) -> dict[str, Any]:
 def check_bases(work: Work) -> None:
     """Raises WorkerError `base_changed` for an adapter that was not trained on what it would be put on now.
 
-    Its shapes fit where only the numbers are other ones, and then nothing else would say so.
+    Its shapes fit where only the numbers are other ones, and then nothing else would say so. The topmost adapter
+    speaks for those below it, which were its base.
     """
-    merges = [(number, part.prefix) for number, part in enumerate(work.assignment.base) if part.kind == "merge"]
-    on = [(len(work.assignment.base), work.assignment.start_prefix)] if work.assignment.start_prefix else []
-    for below, prefix in (*merges, *on):
-        trained_on = _manifest(work, prefix)["compute"]["base_sha256"]
-        if trained_on and trained_on != (found := _base_sha256(work, below)):
-            raise WorkerError(
-                "base_changed",
-                f"from_checkpoint: expected the weights that its adapter was trained on (sha256 {trained_on}), found "
-                f"others under the model's name (sha256 {found}); start from the model, or ask the operator for the "
-                "weights of then",
-                param="from_checkpoint",
-            )
+    parts = work.assignment.base
+    below, prefix = len(parts), work.assignment.start_prefix
+    if not prefix and parts and parts[-1].kind == "merge":
+        below, prefix = len(parts) - 1, parts[-1].prefix
+    if not prefix:
+        return
+    expected, found = _manifest(work, prefix)["compute"]["base_sha256"], _base_sha256(work, below)
+    if expected != found:
+        raise WorkerError(
+            "base_changed",
+            f"from_checkpoint: expected the weights that its adapter was trained on (sha256 {expected}), found others "
+            f"under the model's name (sha256 {found}); start from the model, or ask the operator for the weights of "
+            "then",
+            param="from_checkpoint",
+        )
 
 
 def _base_sha256(work: Work, count: int | None = None) -> str:
