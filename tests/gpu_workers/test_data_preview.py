@@ -21,13 +21,17 @@ from .samples import HI, HI_OK, OK
 ROWS: TypeAdapter[list[PreviewRow]] = TypeAdapter(list[PreviewRow])
 
 
-def previewed(make_job: MakeJob, data: Any, model: Path | None = None, **wanted: Any) -> list[PreviewRow]:
+def reported(make_job: MakeJob, data: Any, model: Path | None = None, **wanted: Any) -> pb.ReportPreviewRequest:
     control = make_job(data, model=model)
     control.preview_json = json.dumps({"model": "tiny"} | wanted)
     run.main(control.attempt(pb.ATTEMPT_KIND_PREPARE))
     assert control.previewed is not None, control.finished
     assert control.prepared is None
-    return ROWS.validate_json(control.previewed.rows_json)
+    return control.previewed
+
+
+def previewed(make_job: MakeJob, data: Any, model: Path | None = None, **wanted: Any) -> list[PreviewRow]:
+    return ROWS.validate_json(reported(make_job, data, model, **wanted).rows_json)
 
 
 def text_of(row: PreviewRow) -> str:
@@ -105,3 +109,22 @@ def test_a_template_that_cannot_be_used_ends_the_preview(make_job: MakeJob, tmp_
     assert control.finished is not None
     assert control.finished.error is not None
     assert control.finished.error.code == "invalid_chat_template"
+
+
+def test_a_preview_warns_of_what_the_template_leaves_out_of_its_rows(make_job: MakeJob, tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "m")  # its template knows neither tools nor reasoning
+    tool = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
+    rows = [
+        {"messages": HI_OK},
+        {"messages": HI_OK, "tools": [tool]},
+        {"messages": [HI, {**OK, "reasoning_content": "r"}]},
+        {"messages": [HI]},
+    ]
+    warnings = json.loads(reported(make_job, rows, model).warnings_json)
+    found = {warning["code"]: warning["details"][0].get("lines") for warning in warnings}
+    assert {code: found[code] for code in ("tools_not_rendered", "reasoning_not_rendered")} == {
+        "tools_not_rendered": [2],
+        "reasoning_not_rendered": [3],
+    }
+    assert all(warning["message"].startswith("file: ") for warning in warnings)
+    assert json.loads(reported(make_job, rows, model, rows=1).warnings_json) == []

@@ -204,6 +204,15 @@ def test_a_preview_of_nothing_and_a_failed_one_say_so() -> None:
             assert said in shown
 
 
+def test_warnings_are_shown_as_text_and_command_nothing() -> None:
+    warning = {"code": "tools_not_rendered", "message": f"The template leaves out tools. {EVIL}"}
+    preview = Preview.model_validate(preview_json(warnings=[warning]))
+    for shown in (preview.text(color=False), Tags(preview.html()).text):
+        assert "warning: The template leaves out tools. <script>alert(1)</script>␛[31m<U+202E>'\"&" in shown
+    assert "script" not in Tags(preview.html()).tags
+    assert "warning" not in PREVIEW.text(color=False)
+
+
 PROGRAM = f"""
 from finery.types.previews import Preview
 print(Preview.model_validate_json({json.dumps(preview_json())!r}))

@@ -25,6 +25,7 @@ ROW = {
     "tokens": [{"id": 104, "text": "h", "trained": False}, {"id": 0, "text": "\0", "trained": True}],
     "trained_tokens": 1,
 }
+WARNING = {"code": "tools_not_rendered", "message": "file: no.", "param": "file", "details": [{"rows": 1}]}
 
 
 async def ask(door: Door, file: str | None = None, *, headers: dict[str, str] | None = None, **body: Any) -> Any:
@@ -65,8 +66,9 @@ async def test_a_preview_is_asked_for_and_shown(
         assert spec["added_tokens"] == ["<t>"]
         assert (assignment.training_key, spec["training_file"]) == (f"{door.tenant.id}/files/{sha(own_api)}", file)
         for _ in range(2):  # the answer to the first was lost
-            await worker.previewed(json.dumps([ROW]))
+            await worker.previewed(json.dumps([ROW]), json.dumps([WARNING]))
     ready = (await door.get(path)).json()
+    assert ready["warnings"] == [WARNING]
     shown = [token["text"] for token in ready["rows"][0]["tokens"]]
     assert (ready["status"], ready["error"], shown) == ("ready", None, ["h", "\ufffd"])
     for _ in range(2):
@@ -121,6 +123,8 @@ async def test_the_two_ends_of_a_preparation_are_not_taken_for_each_other(
         await control.refused(previewing.finish("completed"), refused)
         for wrong in ("", "{}", '[{"line": NaN}]', '[{"tokens": []}]', '[{"line": 1, "tokens": [{"id": "x"}]}]'):
             await control.refused(previewing.previewed(wrong), grpc.StatusCode.INVALID_ARGUMENT, "rows_json")
+        for wrong in ("{}", '[{"code": "x"}]'):
+            await control.refused(previewing.previewed("[]", wrong), grpc.StatusCode.INVALID_ARGUMENT, "warnings_json")
         preparing = await worker_of(context, channel, job)
         await control.refused(preparing.previewed("[]"), refused, "is no preview")
     for id_ in (preview, job):

@@ -47,6 +47,7 @@ def text(preview: Preview, *, color: bool) -> str:
     blocks = [f"{bold}{_visible(_title(preview))}{reset}  {dim}marked:{reset} {mark}"]
     if preview.status == "failed" and preview.error is not None:
         blocks.append(f"{red}{_visible(preview.error.message)}{reset}")
+    blocks += [f"{red}warning:{reset} {_visible(warning.message)}" for warning in preview.warnings]
     if preview.status == "ready" and not preview.rows:
         blocks.append(_NO_ROWS)
     for heading, row in _headed(preview):
@@ -64,6 +65,7 @@ def fragment(preview: Preview) -> str:
     parts.append("· marked: <mark>trained</mark></div>")
     if preview.status == "failed" and preview.error is not None:
         parts.append(f'<p class="bad">{_escaped(preview.error.message)}</p>')
+    parts += [f'<p class="bad">warning: {_escaped(warning.message)}</p>' for warning in preview.warnings]
     if preview.status == "ready" and not preview.rows:
         parts.append(f"<p>{_NO_ROWS}</p>")
     for heading, row in _headed(preview):

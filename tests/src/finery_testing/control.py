@@ -113,8 +113,8 @@ class Worker:
         request = pb.ReportPreparedRequest(**self._who, **{**counts, **values})
         return await self._stub.ReportPrepared(request, metadata=self._metadata)
 
-    async def previewed(self, rows_json: str) -> pb.Orders:
-        request = pb.ReportPreviewRequest(**self._who, rows_json=rows_json)
+    async def previewed(self, rows_json: str, warnings_json: str = "") -> pb.Orders:
+        request = pb.ReportPreviewRequest(**self._who, rows_json=rows_json, warnings_json=warnings_json)
         return await self._stub.ReportPreview(request, metadata=self._metadata)
 
     async def commit(self, *steps: pb.Step) -> pb.Orders:

@@ -2,8 +2,8 @@
 
 It runs foreign templates, so it holds no credential and does not reach the network for anything: it reads a request as
 JSON on stdin, the model's tokenizer and the rows from disk, and writes shards, index and `result.json` into a folder;
-or, where only a preview is wanted, just its rows. How far it is stands in a small shared file, so that whoever started
-it can tell slow from stuck.
+or, where only a preview is wanted, just its rows and what is to be warned of. How far it is stands in a small shared
+file, so that whoever started it can tell slow from stuck.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import resource
 import signal
 import struct
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -37,7 +39,7 @@ from finery_gpu_workers.data.preview import preview_rows
 from finery_gpu_workers.data.reading import read_rows
 from finery_gpu_workers.data.rendering import Phase, Renderer, Rendering
 from finery_gpu_workers.data.statistics import SetStatistics
-from finery_gpu_workers.data.tokens import RowTokenizer, tokenizer_sha256
+from finery_gpu_workers.data.tokens import RowTokenizer, TokenRow, tokenizer_sha256
 from finery_gpu_workers.errors import WorkerError
 
 RESULT = "result.json"
@@ -156,11 +158,18 @@ class Preparing:
         for sample in kept:
             if not isinstance(sample, str):
                 writer.add(sample, rendering.line)
-        statistics.format = rendering.format or statistics.format
-        statistics.add(rendering.line, rendering.tokens, kept, unrolled=rendering.unrolled)
-        statistics.note_special(self.renderer.special_in_content(rendering), rendering.line)
-        for code in rendering.notes | self.overlap.codes(rendering.tokens):
+        _count(rendering, kept, self.renderer, statistics)
+        for code in self.overlap.codes(rendering.tokens):
             statistics.note(code, rendering.line)
+
+
+def _count(rendering: Rendering, kept: Sequence[TokenRow | str], renderer: Renderer, statistics: SetStatistics) -> None:
+    """One row, and what is to be warned of in it."""
+    statistics.format = rendering.format or statistics.format
+    statistics.add(rendering.line, rendering.tokens, kept, unrolled=rendering.unrolled)
+    statistics.note_special(renderer.special_in_content(rendering), rendering.line)
+    for code in rendering.notes:
+        statistics.note(code, rendering.line)
 
 
 def render(request: Request) -> dict[str, Any]:
@@ -172,7 +181,7 @@ def render(request: Request) -> dict[str, Any]:
     renderer = Renderer(folder, tokenizer, request.train_on, request.vocabulary, request.now, progress.rendered)
     cutter = Cutter(request.max_length, request.truncation, next(iter(tokenizer.begin), None))
     if request.preview:
-        return {"rows": _preview(request, request.preview, renderer, cutter, progress)}
+        return _preview(request, request.preview, renderer, cutter, progress)
     preparing = Preparing(request, renderer, cutter, progress)
     sets = {}
     for number, (name, upload) in enumerate(request.files.items()):
@@ -201,21 +210,24 @@ def render(request: Request) -> dict[str, Any]:
     return {"report": report.model_dump(mode="json"), "sets": sets}
 
 
-def _preview(
-    request: Request, look: Look, renderer: Renderer, cutter: Cutter, progress: Progress
-) -> list[dict[str, Any]]:
+def _preview(request: Request, look: Look, renderer: Renderer, cutter: Cutter, progress: Progress) -> dict[str, Any]:
     (upload,) = request.files.values()
     rows = islice(read_rows(upload.path, upload.encoding, look.first_line), look.rows)
     found = renderer.render(rows, partial(progress.set, 0))
     shown: list[dict[str, Any]] = []
-    tokens = 0
-    for row in (row for rendering in found for row in preview_rows(rendering, renderer.tokenizer, cutter)):
-        tokens += len(row.tokens)
-        if tokens > MAX_PREVIEW_TOKENS:
-            message = f"Expected at most {MAX_PREVIEW_TOKENS} tokens to show, found more; ask for fewer rows."
-            raise WorkerError("preview_too_large", message, param="rows")
-        shown.append(row.model_dump(mode="json"))
-    return shown
+    statistics, tokens = SetStatistics(), 0
+    for rendering in found:
+        for row in preview_rows(rendering, renderer.tokenizer, cutter):
+            tokens += len(row.tokens)
+            if tokens > MAX_PREVIEW_TOKENS:
+                message = f"Expected at most {MAX_PREVIEW_TOKENS} tokens to show, found more; ask for fewer rows."
+                raise WorkerError("preview_too_large", message, param="rows")
+            shown.append(row.model_dump(mode="json"))
+        if rendering.problem is None:
+            with suppress(RowError):  # shown at the row
+                _count(rendering, [cutter.cut(row) for row in rendering.tokens], renderer, statistics)
+    warnings = [warning.model_dump(mode="json") for warning in statistics.warnings("file")]
+    return {"rows": shown, "warnings": warnings}
 
 
 def _confine(parent: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from finery.types import data
 from finery.types.previews import PreviewCreate, PreviewRow
 from finery_gpu_workers.data.render import Look
 from finery_gpu_workers.methods.prepare import Limits, refused, request_of, run_child
@@ -27,5 +28,6 @@ def preview(work: Work, now: datetime, limits: Limits | None = None) -> Ending |
         return result
     if ending := refused(result):
         return ending
-    work.control.report_preview([PreviewRow.model_validate(row) for row in result["rows"]])
+    rows = [PreviewRow.model_validate(row) for row in result["rows"]]
+    work.control.report_preview(rows, [data.Warning.model_validate(warning) for warning in result["warnings"]])
     return None

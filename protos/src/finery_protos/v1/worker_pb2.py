@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x66inery_protos/v1/worker.proto\x12\tfinery.v1\"G\n\x0c\x42\x65ginRequest\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x02 \x01(\x03\x12\x14\n\x0c\x63ode_version\x18\x03 \x01(\t\"\x8a\x04\n\nAssignment\x12$\n\x04kind\x18\x01 \x01(\x0e\x32\x16.finery.v1.AttemptKind\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x11\n\ttenant_id\x18\x03 \x01(\t\x12\x11\n\tspec_json\x18\x04 \x01(\t\x12\x19\n\x11model_source_json\x18\x05 \x01(\t\x12\x12\n\nmodel_name\x18\x06 \x01(\t\x12\x14\n\x0ctraining_key\x18\x07 \x01(\t\x12\x16\n\x0evalidation_key\x18\x08 \x01(\t\x12\x17\n\x0ftraining_sha256\x18\t \x01(\t\x12\x19\n\x11validation_sha256\x18\n \x01(\t\x12\x15\n\routput_prefix\x18\x0b \x01(\t\x12\x17\n\x0fprepared_prefix\x18\x0c \x01(\t\x12!\n\x06resume\x18\r \x01(\x0b\x32\x11.finery.v1.Resume\x12\x14\n\x0cstart_prefix\x18\x0e \x01(\t\x12!\n\x06orders\x18\x0f \x01(\x0b\x32\x11.finery.v1.Orders\x12!\n\x04\x62\x61se\x18\x10 \x03(\x0b\x32\x13.finery.v1.BasePart\x12\x19\n\x11training_encoding\x18\x11 \x01(\t\x12\x1b\n\x13validation_encoding\x18\x12 \x01(\t\x12\x14\n\x0cpreview_json\x18\x13 \x01(\t\x12\x12\n\ncreated_ms\x18\x14 \x01(\x03\"?\n\x08\x42\x61sePart\x12\x15\n\rcheckpoint_id\x18\x01 \x01(\t\x12\x0e\n\x06prefix\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\"M\n\x06Resume\x12\x15\n\rcheckpoint_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x0e\n\x06prefix\x18\x03 \x01(\t\x12\x0e\n\x06sha256\x18\x04 \x01(\t\"5\n\x10HeartbeatRequest\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x02 \x01(\x03\"[\n\x06Orders\x12!\n\x06intent\x18\x01 \x01(\x0e\x32\x11.finery.v1.Intent\x12\x17\n\x0fgranted_through\x18\x02 \x01(\x03\x12\x15\n\rlease_seconds\x18\x03 \x01(\x01\"\x83\x02\n\x15ReportPreparedRequest\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x02 \x01(\x03\x12\x17\n\x0fprepared_prefix\x18\x03 \x01(\t\x12\x0c\n\x04rows\x18\x04 \x01(\x03\x12\x0e\n\x06tokens\x18\x05 \x01(\x03\x12\x16\n\x0etrained_tokens\x18\x06 \x01(\x03\x12\x14\n\x0c\x64ropped_rows\x18\x07 \x01(\x03\x12\x16\n\x0etruncated_rows\x18\x08 \x01(\x03\x12\x13\n\x0btotal_steps\x18\t \x01(\x03\x12\x1c\n\x14total_trained_tokens\x18\n \x01(\x03\x12\x17\n\x0fstatistics_json\x18\x0b \x01(\t\"L\n\x14ReportPreviewRequest\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x02 \x01(\x03\x12\x11\n\trows_json\x18\x03 \x01(\t\"4\n\x05Usage\x12\x0b\n\x03sku\x18\x01 \x01(\t\x12\x0c\n\x04unit\x18\x02 \x01(\t\x12\x10\n\x08quantity\x18\x03 \x01(\x03\"\xbf\x01\n\x04Step\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12-\n\x07metrics\x18\x02 \x03(\x0b\x32\x1c.finery.v1.Step.MetricsEntry\x12\x1f\n\x05usage\x18\x03 \x03(\x0b\x32\x10.finery.v1.Usage\x12)\n\nevaluation\x18\x04 \x01(\x0b\x32\x15.finery.v1.Evaluation\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"*\n\nEvaluation\x12\x0c\n\x04loss\x18\x01 \x01(\x01\x12\x0e\n\x06tokens\x18\x02 \x01(\x03\"W\n\x12\x43ommitStepsRequest\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x02 \x01(\x03\x12\x1e\n\x05steps\x18\x03 \x03(\x0b\x32\x0f.finery.v1.Step\"=\n\x0e\x43heckpointFile\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x03\x12\x0e\n\x06sha256\x18\x03 \x01(\t\"\x99\x02\n\x18PublishCheckpointRequest\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\r\n\x05\x66inal\x18\x04 \x01(\x08\x12\x0e\n\x06prefix\x18\x05 \x01(\t\x12(\n\x05\x66iles\x18\x06 \x03(\x0b\x32\x19.finery.v1.CheckpointFile\x12\x15\n\rmanifest_json\x18\x07 \x01(\t\x12\x15\n\rresume_prefix\x18\x08 \x01(\t\x12\x15\n\rresume_sha256\x18\t \x01(\t\x12\x0c\n\x04kind\x18\n \x01(\t\x12\x1c\n\x0fvalidation_loss\x18\x0b \x01(\x01H\x00\x88\x01\x01\x42\x12\n\x10_validation_loss\"U\n\x19PublishCheckpointResponse\x12\x15\n\rcheckpoint_id\x18\x01 \x01(\t\x12!\n\x06orders\x18\x02 \x01(\x0b\x32\x11.finery.v1.Orders\"V\n\rFinishRequest\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x02 \x01(\x03\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x12\n\nerror_json\x18\x04 \x01(\t\"\x10\n\x0e\x46inishResponse*U\n\x06Intent\x12\x16\n\x12INTENT_UNSPECIFIED\x10\x00\x12\x0e\n\nINTENT_RUN\x10\x01\x12\x10\n\x0cINTENT_PAUSE\x10\x02\x12\x11\n\rINTENT_CANCEL\x10\x03*]\n\x0b\x41ttemptKind\x12\x1c\n\x18\x41TTEMPT_KIND_UNSPECIFIED\x10\x00\x12\x18\n\x14\x41TTEMPT_KIND_PREPARE\x10\x01\x12\x16\n\x12\x41TTEMPT_KIND_TRAIN\x10\x02\x32\xeb\x03\n\x07Workers\x12\x37\n\x05\x42\x65gin\x12\x17.finery.v1.BeginRequest\x1a\x15.finery.v1.Assignment\x12;\n\tHeartbeat\x12\x1b.finery.v1.HeartbeatRequest\x1a\x11.finery.v1.Orders\x12\x45\n\x0eReportPrepared\x12 .finery.v1.ReportPreparedRequest\x1a\x11.finery.v1.Orders\x12\x43\n\rReportPreview\x12\x1f.finery.v1.ReportPreviewRequest\x1a\x11.finery.v1.Orders\x12?\n\x0b\x43ommitSteps\x12\x1d.finery.v1.CommitStepsRequest\x1a\x11.finery.v1.Orders\x12^\n\x11PublishCheckpoint\x12#.finery.v1.PublishCheckpointRequest\x1a$.finery.v1.PublishCheckpointResponse\x12=\n\x06\x46inish\x12\x18.finery.v1.FinishRequest\x1a\x19.finery.v1.FinishResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x66inery_protos/v1/worker.proto\x12\tfinery.v1\"G\n\x0c\x42\x65ginRequest\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x02 \x01(\x03\x12\x14\n\x0c\x63ode_version\x18\x03 \x01(\t\"\x8a\x04\n\nAssignment\x12$\n\x04kind\x18\x01 \x01(\x0e\x32\x16.finery.v1.AttemptKind\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x11\n\ttenant_id\x18\x03 \x01(\t\x12\x11\n\tspec_json\x18\x04 \x01(\t\x12\x19\n\x11model_source_json\x18\x05 \x01(\t\x12\x12\n\nmodel_name\x18\x06 \x01(\t\x12\x14\n\x0ctraining_key\x18\x07 \x01(\t\x12\x16\n\x0evalidation_key\x18\x08 \x01(\t\x12\x17\n\x0ftraining_sha256\x18\t \x01(\t\x12\x19\n\x11validation_sha256\x18\n \x01(\t\x12\x15\n\routput_prefix\x18\x0b \x01(\t\x12\x17\n\x0fprepared_prefix\x18\x0c \x01(\t\x12!\n\x06resume\x18\r \x01(\x0b\x32\x11.finery.v1.Resume\x12\x14\n\x0cstart_prefix\x18\x0e \x01(\t\x12!\n\x06orders\x18\x0f \x01(\x0b\x32\x11.finery.v1.Orders\x12!\n\x04\x62\x61se\x18\x10 \x03(\x0b\x32\x13.finery.v1.BasePart\x12\x19\n\x11training_encoding\x18\x11 \x01(\t\x12\x1b\n\x13validation_encoding\x18\x12 \x01(\t\x12\x14\n\x0cpreview_json\x18\x13 \x01(\t\x12\x12\n\ncreated_ms\x18\x14 \x01(\x03\"?\n\x08\x42\x61sePart\x12\x15\n\rcheckpoint_id\x18\x01 \x01(\t\x12\x0e\n\x06prefix\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\"M\n\x06Resume\x12\x15\n\rcheckpoint_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x0e\n\x06prefix\x18\x03 \x01(\t\x12\x0e\n\x06sha256\x18\x04 \x01(\t\"5\n\x10HeartbeatRequest\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x02 \x01(\x03\"[\n\x06Orders\x12!\n\x06intent\x18\x01 \x01(\x0e\x32\x11.finery.v1.Intent\x12\x17\n\x0fgranted_through\x18\x02 \x01(\x03\x12\x15\n\rlease_seconds\x18\x03 \x01(\x01\"\x83\x02\n\x15ReportPreparedRequest\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x02 \x01(\x03\x12\x17\n\x0fprepared_prefix\x18\x03 \x01(\t\x12\x0c\n\x04rows\x18\x04 \x01(\x03\x12\x0e\n\x06tokens\x18\x05 \x01(\x03\x12\x16\n\x0etrained_tokens\x18\x06 \x01(\x03\x12\x14\n\x0c\x64ropped_rows\x18\x07 \x01(\x03\x12\x16\n\x0etruncated_rows\x18\x08 \x01(\x03\x12\x13\n\x0btotal_steps\x18\t \x01(\x03\x12\x1c\n\x14total_trained_tokens\x18\n \x01(\x03\x12\x17\n\x0fstatistics_json\x18\x0b \x01(\t\"c\n\x14ReportPreviewRequest\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x02 \x01(\x03\x12\x11\n\trows_json\x18\x03 \x01(\t\x12\x15\n\rwarnings_json\x18\x04 \x01(\t\"4\n\x05Usage\x12\x0b\n\x03sku\x18\x01 \x01(\t\x12\x0c\n\x04unit\x18\x02 \x01(\t\x12\x10\n\x08quantity\x18\x03 \x01(\x03\"\xbf\x01\n\x04Step\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12-\n\x07metrics\x18\x02 \x03(\x0b\x32\x1c.finery.v1.Step.MetricsEntry\x12\x1f\n\x05usage\x18\x03 \x03(\x0b\x32\x10.finery.v1.Usage\x12)\n\nevaluation\x18\x04 \x01(\x0b\x32\x15.finery.v1.Evaluation\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"*\n\nEvaluation\x12\x0c\n\x04loss\x18\x01 \x01(\x01\x12\x0e\n\x06tokens\x18\x02 \x01(\x03\"W\n\x12\x43ommitStepsRequest\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x02 \x01(\x03\x12\x1e\n\x05steps\x18\x03 \x03(\x0b\x32\x0f.finery.v1.Step\"=\n\x0e\x43heckpointFile\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x03\x12\x0e\n\x06sha256\x18\x03 \x01(\t\"\x99\x02\n\x18PublishCheckpointRequest\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\r\n\x05\x66inal\x18\x04 \x01(\x08\x12\x0e\n\x06prefix\x18\x05 \x01(\t\x12(\n\x05\x66iles\x18\x06 \x03(\x0b\x32\x19.finery.v1.CheckpointFile\x12\x15\n\rmanifest_json\x18\x07 \x01(\t\x12\x15\n\rresume_prefix\x18\x08 \x01(\t\x12\x15\n\rresume_sha256\x18\t \x01(\t\x12\x0c\n\x04kind\x18\n \x01(\t\x12\x1c\n\x0fvalidation_loss\x18\x0b \x01(\x01H\x00\x88\x01\x01\x42\x12\n\x10_validation_loss\"U\n\x19PublishCheckpointResponse\x12\x15\n\rcheckpoint_id\x18\x01 \x01(\t\x12!\n\x06orders\x18\x02 \x01(\x0b\x32\x11.finery.v1.Orders\"V\n\rFinishRequest\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x02 \x01(\x03\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x12\n\nerror_json\x18\x04 \x01(\t\"\x10\n\x0e\x46inishResponse*U\n\x06Intent\x12\x16\n\x12INTENT_UNSPECIFIED\x10\x00\x12\x0e\n\nINTENT_RUN\x10\x01\x12\x10\n\x0cINTENT_PAUSE\x10\x02\x12\x11\n\rINTENT_CANCEL\x10\x03*]\n\x0b\x41ttemptKind\x12\x1c\n\x18\x41TTEMPT_KIND_UNSPECIFIED\x10\x00\x12\x18\n\x14\x41TTEMPT_KIND_PREPARE\x10\x01\x12\x16\n\x12\x41TTEMPT_KIND_TRAIN\x10\x02\x32\xeb\x03\n\x07Workers\x12\x37\n\x05\x42\x65gin\x12\x17.finery.v1.BeginRequest\x1a\x15.finery.v1.Assignment\x12;\n\tHeartbeat\x12\x1b.finery.v1.HeartbeatRequest\x1a\x11.finery.v1.Orders\x12\x45\n\x0eReportPrepared\x12 .finery.v1.ReportPreparedRequest\x1a\x11.finery.v1.Orders\x12\x43\n\rReportPreview\x12\x1f.finery.v1.ReportPreviewRequest\x1a\x11.finery.v1.Orders\x12?\n\x0b\x43ommitSteps\x12\x1d.finery.v1.CommitStepsRequest\x1a\x11.finery.v1.Orders\x12^\n\x11PublishCheckpoint\x12#.finery.v1.PublishCheckpointRequest\x1a$.finery.v1.PublishCheckpointResponse\x12=\n\x06\x46inish\x12\x18.finery.v1.FinishRequest\x1a\x19.finery.v1.FinishResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,10 +33,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_STEP_METRICSENTRY']._loaded_options = None
   _globals['_STEP_METRICSENTRY']._serialized_options = b'8\001'
-  _globals['_INTENT']._serialized_start=2195
-  _globals['_INTENT']._serialized_end=2280
-  _globals['_ATTEMPTKIND']._serialized_start=2282
-  _globals['_ATTEMPTKIND']._serialized_end=2375
+  _globals['_INTENT']._serialized_start=2218
+  _globals['_INTENT']._serialized_end=2303
+  _globals['_ATTEMPTKIND']._serialized_start=2305
+  _globals['_ATTEMPTKIND']._serialized_end=2398
   _globals['_BEGINREQUEST']._serialized_start=44
   _globals['_BEGINREQUEST']._serialized_end=115
   _globals['_ASSIGNMENT']._serialized_start=118
@@ -52,27 +52,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REPORTPREPAREDREQUEST']._serialized_start=935
   _globals['_REPORTPREPAREDREQUEST']._serialized_end=1194
   _globals['_REPORTPREVIEWREQUEST']._serialized_start=1196
-  _globals['_REPORTPREVIEWREQUEST']._serialized_end=1272
-  _globals['_USAGE']._serialized_start=1274
-  _globals['_USAGE']._serialized_end=1326
-  _globals['_STEP']._serialized_start=1329
-  _globals['_STEP']._serialized_end=1520
-  _globals['_STEP_METRICSENTRY']._serialized_start=1474
-  _globals['_STEP_METRICSENTRY']._serialized_end=1520
-  _globals['_EVALUATION']._serialized_start=1522
-  _globals['_EVALUATION']._serialized_end=1564
-  _globals['_COMMITSTEPSREQUEST']._serialized_start=1566
-  _globals['_COMMITSTEPSREQUEST']._serialized_end=1653
-  _globals['_CHECKPOINTFILE']._serialized_start=1655
-  _globals['_CHECKPOINTFILE']._serialized_end=1716
-  _globals['_PUBLISHCHECKPOINTREQUEST']._serialized_start=1719
-  _globals['_PUBLISHCHECKPOINTREQUEST']._serialized_end=2000
-  _globals['_PUBLISHCHECKPOINTRESPONSE']._serialized_start=2002
-  _globals['_PUBLISHCHECKPOINTRESPONSE']._serialized_end=2087
-  _globals['_FINISHREQUEST']._serialized_start=2089
-  _globals['_FINISHREQUEST']._serialized_end=2175
-  _globals['_FINISHRESPONSE']._serialized_start=2177
-  _globals['_FINISHRESPONSE']._serialized_end=2193
-  _globals['_WORKERS']._serialized_start=2378
-  _globals['_WORKERS']._serialized_end=2869
+  _globals['_REPORTPREVIEWREQUEST']._serialized_end=1295
+  _globals['_USAGE']._serialized_start=1297
+  _globals['_USAGE']._serialized_end=1349
+  _globals['_STEP']._serialized_start=1352
+  _globals['_STEP']._serialized_end=1543
+  _globals['_STEP_METRICSENTRY']._serialized_start=1497
+  _globals['_STEP_METRICSENTRY']._serialized_end=1543
+  _globals['_EVALUATION']._serialized_start=1545
+  _globals['_EVALUATION']._serialized_end=1587
+  _globals['_COMMITSTEPSREQUEST']._serialized_start=1589
+  _globals['_COMMITSTEPSREQUEST']._serialized_end=1676
+  _globals['_CHECKPOINTFILE']._serialized_start=1678
+  _globals['_CHECKPOINTFILE']._serialized_end=1739
+  _globals['_PUBLISHCHECKPOINTREQUEST']._serialized_start=1742
+  _globals['_PUBLISHCHECKPOINTREQUEST']._serialized_end=2023
+  _globals['_PUBLISHCHECKPOINTRESPONSE']._serialized_start=2025
+  _globals['_PUBLISHCHECKPOINTRESPONSE']._serialized_end=2110
+  _globals['_FINISHREQUEST']._serialized_start=2112
+  _globals['_FINISHREQUEST']._serialized_end=2198
+  _globals['_FINISHRESPONSE']._serialized_start=2200
+  _globals['_FINISHRESPONSE']._serialized_end=2216
+  _globals['_WORKERS']._serialized_start=2401
+  _globals['_WORKERS']._serialized_end=2892
 # @@protoc_insertion_point(module_scope)

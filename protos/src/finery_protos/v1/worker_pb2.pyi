@@ -344,20 +344,24 @@ class ReportPreviewRequest(_message.Message):
     ATTEMPT_ID_FIELD_NUMBER: _builtins.int
     FENCE_FIELD_NUMBER: _builtins.int
     ROWS_JSON_FIELD_NUMBER: _builtins.int
+    WARNINGS_JSON_FIELD_NUMBER: _builtins.int
     attempt_id: _builtins.str
     fence: _builtins.int
     rows_json: _builtins.str
     """A list of `finery.types.previews.PreviewRow` as JSON."""
+    warnings_json: _builtins.str
+    """A list of `finery.types.data.Warning` as JSON; empty: none."""
     def __init__(
         self,
         *,
         attempt_id: _builtins.str = ...,
         fence: _builtins.int = ...,
         rows_json: _builtins.str = ...,
+        warnings_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "fence", b"fence", "rows_json", b"rows_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "fence", b"fence", "rows_json", b"rows_json", "warnings_json", b"warnings_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

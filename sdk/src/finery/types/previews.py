@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
+from finery.types import data
 from finery.types.base import Request, Resource, Time
 from finery.types.errors import ErrorDetail, Problem
 from finery.types.methods import AddedToken, TrainOn, Truncation
@@ -50,6 +51,8 @@ class Preview(Resource):
     model: str
     status: Literal["pending", "ready", "failed"] | str
     rows: tuple[PreviewRow, ...] = ()
+    warnings: tuple[data.Warning, ...] = ()
+    """About these rows, as a job would give them: what can be trained, but is probably not what was meant."""
     error: ErrorDetail | None = None
     created_at: Time
 

@@ -10,6 +10,7 @@ from datetime import datetime
 
 from sqlmodel.ext.asyncio.session import AsyncSession
 
+from finery.types import data
 from finery.types.errors import ErrorDetail
 from finery.types.ids import new_id
 from finery.types.jobs import JobState
@@ -106,12 +107,14 @@ async def _to_row(
 
 
 def _to_preview(row: JobRow, model: str) -> Preview:
+    shown = row.preview or {}
     return Preview(
         id=row.id,
         file=row.training_file_id,
         model=model,
         status=_STATUS.get(JobState(row.state), "pending"),
-        rows=tuple(PreviewRow.model_validate(found) for found in (row.preview or {}).get("rows", ())),
+        rows=tuple(PreviewRow.model_validate(found) for found in shown.get("rows", ())),
+        warnings=tuple(data.Warning.model_validate(found) for found in shown.get("warnings", ())),
         error=ErrorDetail.model_validate(row.error) if row.error else None,
         created_at=row.created_at,
     )
