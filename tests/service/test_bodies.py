@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from finery.types.methods import JobCreate, JobUpdate
+from finery.types.models import ModelCreate
 from finery.types.tenants import KeyCreate, TenantCreate
 from finery_service.errors import ServiceError
 from finery_service.http.bodies import parse_json
@@ -51,6 +52,74 @@ def test_only_the_deepest_errors_of_a_union_are_told() -> None:
     body = {"method": "sft", "model": "m", "training_file": "file_1", "adapter": {"type": "lora", "targets": ["x"]}}
     error = _refused(json.dumps(body).encode())
     assert [detail["param"] for detail in error.detail.details or ()] == ["adapter.targets[0]"]
+
+
+_SPEC = {"method": "sft", "model": "m", "training_file": "file_1"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "param", "said"),
+    [
+        ({"hyperparameters": {"learning_rte": 1}}, "hyperparameters.learning_rte", "(did you mean learning_rate?)"),
+        ({"seeed": 1}, "seeed", "(did you mean seed?)"),
+        ({"learning_rate": 1e-4}, "learning_rate", "(did you mean hyperparameters.learning_rate?)"),
+        ({"adapter": {"r": 8, "alfa": 1}}, "adapter.alfa", "(did you mean alpha?)"),
+        ({"adapter": {"type": "full", "rank": 8}}, "adapter.rank", "expected no field of this name."),
+        ({"zzz": 1}, "zzz", "zzz: expected no field of this name."),
+    ],
+)
+def test_a_field_that_does_not_exist_is_answered_with_the_closest_that_does(
+    changes: dict[str, Any], param: str, said: str
+) -> None:
+    details = _refused(json.dumps(_SPEC | changes).encode()).detail.details or ()
+    (message,) = [detail["message"] for detail in details if detail["param"] == param]
+    assert message.removesuffix(".").endswith(said.removesuffix("."))
+
+
+def test_a_very_long_field_name_is_compared_with_nothing() -> None:
+    began = time.process_time()
+    error = _refused(json.dumps(_SPEC | {f"{n}{'seed' * 20_000}": 0 for n in range(20)}).encode())
+    assert time.process_time() - began < 5
+    assert "did you mean" not in error.detail.message
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"adapter": {"targets": ["q_prj"]}}, ("'q_proj'", "found 'q_prj'")),
+        ({"adapter": {"type": "qlora"}}, ("'lora', 'full'", "found type 'qlora'")),
+        ({"adapter": {"type": None}}, ("'lora', 'full'", "found type null")),
+        ({"priority": "urgent"}, ("'low', 'normal' or 'high'", "found 'urgent'")),
+        ({"priority": "x" * 17}, ("'low', 'normal' or 'high'", "found a text of 17 characters")),
+    ],
+)
+def test_a_choice_that_does_not_exist_is_told_with_those_that_do(
+    changes: dict[str, Any], said: tuple[str, ...]
+) -> None:
+    message = _refused(json.dumps(_SPEC | changes).encode()).detail.message
+    assert all(part in message for part in said), message
+
+
+def test_a_union_by_a_discriminator_tells_the_type_it_found() -> None:
+    for source, said in (({"type": "ftp"}, "found type 'ftp'"), ({}, "found no type")):
+        with pytest.raises(ServiceError, match=said) as caught:
+            parse_json(json.dumps({"name": "m", "source": source}).encode(), ModelCreate)
+        assert caught.value.detail.param == "source"
+
+
+@pytest.mark.parametrize("given", ["data/train.jsonl", "train.jsonl", "train", "/tmp/x", ""])
+@pytest.mark.parametrize("field", ["training_file", "validation_file"])
+def test_a_path_instead_of_a_file_is_answered_with_how_to_upload_it(field: str, given: str) -> None:
+    error = _refused(json.dumps(_SPEC | {field: given}).encode()).detail
+    assert error.param == field
+    for said in ("expected an id that begins with file_, found", "client.files.upload", "finery files upload"):
+        assert said in error.message
+    assert "^" not in error.message
+
+
+def test_other_ids_are_asked_for_by_their_beginning() -> None:
+    error = _refused(json.dumps(_SPEC | {"project": "mine"}).encode()).detail
+    assert error.message == "project: expected an id that begins with proj_, found 'mine'."
 
 
 def test_a_body_that_is_no_json_number_names_no_field() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -13,6 +14,7 @@ from pydantic_core import ErrorDetails
 from finery.data.strict_json import StrictReader, canonical_sha256, dotted, printable
 from finery.types import base
 from finery_service.errors import ServiceError
+from finery_service.http.names import meant
 
 B = TypeVar("B", bound=base.Request)
 
@@ -25,6 +27,9 @@ _WORDS = {
     "Unable to extract tag using discriminator": "expected",
     "Extra inputs are not permitted": "expected no field of this name",
 }
+_TAGGED = ("union_tag_invalid", "union_tag_not_found", "adapter_type")
+_ID = re.compile(r"\^([a-z]+_)\[")
+"""The pattern of an id, as in `finery.types.ids`."""
 TOLD = 20
 """Errors that an answer names."""
 _LOOKED_AT = 1000
@@ -96,13 +101,20 @@ def parse_json(raw: bytes, kind: type[B], *, root_param: str | None = None) -> B
     except ValidationError as error:
         errors = error.errors(include_url=False)
         problems = _deepest([_problem(problem, value, root_param) for problem in errors[:_LOOKED_AT]])
-        raise _refusal(problems, len(problems) + len(errors[_LOOKED_AT:])) from None
+        told = [_hinted(problem, kind) for problem in problems[:TOLD]]
+        raise _refusal(told, len(problems) + len(errors[_LOOKED_AT:])) from None
 
 
 def _deepest(problems: list[Problem]) -> list[Problem]:
     """Without those of a field inside which there is another: of a union, every member complains."""
     above = {param[:end] for param, _, _ in problems if param for end, c in enumerate(param) if c in ".["}
     return [problem for problem in problems if problem[0] not in above]
+
+
+def _hinted(problem: Problem, kind: type[base.Request]) -> Problem:
+    param, code, text = problem
+    name = meant(kind, param) if param and code == _CODES["extra_forbidden"] else None
+    return (param, code, f"{text} (did you mean {name}?)") if name else problem
 
 
 def _refusal(problems: list[Problem], count: int) -> ServiceError:
@@ -127,14 +139,26 @@ def _problem(error: ErrorDetails, body: Any, root_param: str | None) -> Problem:
         param = root_param
     message = _message(error)
     if kind not in _CODES and "found" not in message:
-        message += f", found {found(error['input'])}"
+        message += f", found {_found_in(error)}"
+    if kind == "string_pattern_mismatch" and error["ctx"]["pattern"].startswith("^file_"):
+        message += "; upload a file of yours first (client.files.upload, or finery files upload) and give its id"
     return param, _CODES.get(kind, "invalid_value"), message
+
+
+def _found_in(error: ErrorDetails) -> str:
+    sent = error["input"]
+    if error["type"] in _TAGGED and isinstance(sent, dict):
+        name = error.get("ctx", {}).get("discriminator", "'type'").strip("'")
+        return f"{name} {found(sent[name])}" if name in sent else f"no {name}"
+    return found(sent)
 
 
 def _message(error: ErrorDetails) -> str:
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "union_tag_invalid":  # pydantic repeats what was sent
         message = f"expected one of {error['ctx']['expected_tags']} as {error['ctx']['discriminator']}"
+    if error["type"] == "string_pattern_mismatch" and (prefix := _ID.match(error["ctx"]["pattern"])):
+        message = f"expected an id that begins with {prefix[1]}"
     for theirs, ours in _WORDS.items():
         message = message.replace(theirs, ours)
     sent = error["input"]
@@ -164,7 +188,7 @@ def found(value: Any) -> str:
     if isinstance(value, (int, float)):
         return repr(value)[:40]
     if isinstance(value, str):
-        is_word = len(value) <= 16 and value.replace("-", "").replace(".", "").isalnum()
+        is_word = len(value) <= 16 and re.sub("[-._]", "", value).isalnum()
         return f"{value!r}" if is_word else f"a text of {len(value)} characters"
     if isinstance(value, (list, dict)):
         return "a list" if isinstance(value, list) else "an object"
