@@ -123,6 +123,39 @@ async def test_what_rows_cannot_be_trained_on_is_refused(api: Api, format_: str,
             error = answer.json()["error"]
             found = (answer.status_code, error["code"], error["param"])
             assert found == (400, "train_on_not_possible", "hyperparameters.train_on")
+        body = {"model": factories.MODEL_NAME, "train_on": train_on}
+        preview = await door.post(f"/v1/files/{file.id}/previews", body)
+        if train_on in possible:
+            assert preview.status_code == 201, preview.text
+        else:
+            error = preview.json()["error"]
+            assert (preview.status_code, error["code"], error["param"]) == (400, "train_on_not_possible", "train_on")
+            assert error["message"] == answer.json()["error"]["message"].removeprefix("hyperparameters.")
+
+
+@pytest.mark.parametrize(("limit", "length"), [(512, 512), (2048, 2048), (8192, 2048)])
+async def test_a_max_length_that_nobody_wrote_is_one_that_the_model_takes(api: Api, limit: int, length: int) -> None:
+    door = await api.tenant()
+    async with await api.operator() as operator:
+        source = {"type": "path", "path": "/models/short"}
+        model = {"name": f"takes-{limit}", "max_length": limit, "source": source}
+        assert (await operator.post("/v1/models", json=model)).status_code == 201
+    for given in ({}, {"epochs": 2}):
+        job = await door.job(model=model["name"], hyperparameters=given)
+        assert job.status_code == 201, job.text
+        assert job.json()["hyperparameters"]["max_length"] == length
+    if limit < 2048:
+        await refused_length(door, str(model["name"]), f"at most {limit} tokens with takes-{limit}, found 2048")
+
+
+async def refused_length(door: Door, model: str, said: str) -> None:
+    job = await door.job(model=model, hyperparameters={"max_length": 2048})
+    path = f"/v1/files/{await door.file_id()}/previews"
+    preview = await door.post(path, {"model": model, "max_length": 2048})
+    for answer in (job, preview):
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "max_length_too_long")
+        assert said in answer.json()["error"]["message"]
+    assert (await door.post(path, {"model": model})).status_code == 201
 
 
 async def test_a_validation_file_of_another_format_is_refused(api: Api) -> None:

@@ -78,6 +78,20 @@ async def test_a_preview_is_asked_for_and_shown(
     assert await control.usage(system_engine, preview["id"]) == []
 
 
+async def test_a_preview_of_a_short_model_is_cut_as_its_jobs_are(
+    own_api: Api, system_engine: AsyncEngine, pool: ScriptedPool, clock: FakeClock
+) -> None:
+    door, context = await own_api.tenant(), await lead(system_engine, pool, clock)
+    await control.execute(system_engine, "update models set max_length = 512 where id = :id", id=factories.MODEL_ID)
+    preview = (await ask(door)).json()["id"]
+    await loop.tick(context)
+    [attempt] = await control.attempts(system_engine, preview)
+    async with control.rpc(system_engine, SETTINGS, clock) as channel:
+        assignment = await Worker(channel, attempt).begin()
+    assert json.loads(assignment.preview_json)["max_length"] == 512
+    assert json.loads(assignment.spec_json)["hyperparameters"]["max_length"] == 512
+
+
 def sha(api: Api) -> str:
     (key,) = [key for key in api.objects() if "/files/" in key]
     return key.rpartition("/")[2]

@@ -61,7 +61,8 @@ class SftHyperparameters(Request):
     micro_batch_tokens: Annotated[int, Field(ge=16, le=1_048_576)] | None = None
     """Tokens per forward pass (memory); None lets the worker choose. Never changes the gradient."""
     max_length: Annotated[int, Field(ge=2, le=131_072)] = 2048
-    """Tokens of a row; see `truncation` for longer ones."""
+    """Tokens of a row; see `truncation` for longer ones. Left out, it is 2048, or what the model takes at most where
+    that is less; the job shows which."""
     truncation: Truncation = "right"
     """What happens to rows longer than `max_length`: keep their first tokens (`right`: the end is cut), keep their last
     ones (`left`), leave them out (`drop`, counted), or fail the job naming the lines (`error`)."""

@@ -29,9 +29,8 @@ async def admit(session: AsyncSession, member: Member, body: JobCreate, now: dat
     spec, model = start.spec, start.model
     specs.check_added_tokens(spec)
     await _check_files(session, member.tenant_id, spec)
-    if spec.hyperparameters.max_length > model.max_length:
-        expected = f"at most {model.max_length} tokens with {model.name}"
-        raise refusal("max_length_too_long", "hyperparameters.max_length", expected, spec.hyperparameters.max_length)
+    length = specs.fitting_length(spec.hyperparameters, model, "hyperparameters.max_length")
+    spec = spec.model_copy(update={"hyperparameters": spec.hyperparameters.model_copy(update={"max_length": length})})
     if spec.project is not None and not await tenants.project_exists(session, member.tenant_id, spec.project):
         raise refusal("project_not_found", "project", "the id of one of your projects", spec.project)
     return JobRow(
@@ -57,7 +56,7 @@ async def admit(session: AsyncSession, member: Member, body: JobCreate, now: dat
 
 async def _check_files(session: AsyncSession, tenant_id: str, spec: JobCreate) -> None:
     training = await _file(session, tenant_id, spec.training_file, "training_file")
-    specs.check_train_on(spec, training.format)
+    specs.check_train_on(spec.hyperparameters.train_on, training.format, "hyperparameters.train_on")
     if spec.validation_file is None:
         return
     validation = await _file(session, tenant_id, spec.validation_file, "validation_file")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from finery.types.methods import JobCreate, LoraAdapter, SftHyperparameters
+from finery.types.methods import JobCreate, LoraAdapter, SftHyperparameters, TrainOn
+from finery.types.previews import PreviewCreate
 from finery_service.errors import refusal
+from finery_service.models.tables import ModelRow
 
 _TRAIN_ON = {"text": ("assistant", "all"), "chat": ("assistant", "last", "all")}
 """What each format's rows can be trained on, where it is not everything."""
@@ -35,13 +37,26 @@ def check_added_tokens(spec: JobCreate) -> None:
     raise refusal("untrained_tokens", "adapter.modules_to_save", expected, found)
 
 
-def check_train_on(spec: JobCreate, format_: str | None) -> None:
+def check_train_on(wanted: TrainOn, format_: str | None, param: str) -> None:
     """Raises 400 for rows that have no such part."""
     possible = _TRAIN_ON.get(format_ or "")
-    wanted = spec.hyperparameters.train_on
     if possible is not None and wanted not in possible:
         expected = f"one of {', '.join(possible)} for a training file of {format_} rows"
-        raise refusal("train_on_not_possible", "hyperparameters.train_on", expected, wanted)
+        raise refusal("train_on_not_possible", param, expected, wanted)
+
+
+def fitting_length(settings: SftHyperparameters | PreviewCreate, model: ModelRow, param: str) -> int:
+    """The `max_length` of the settings, or of the model where it takes less than a default that nobody wrote.
+
+    Raises 400 for a given one that is longer than the model takes.
+    """
+    if settings.max_length <= model.max_length:
+        return settings.max_length
+    if "max_length" not in settings.model_fields_set:
+        return model.max_length
+    raise refusal(
+        "max_length_too_long", param, f"at most {model.max_length} tokens with {model.name}", settings.max_length
+    )
 
 
 def _check_available(spec: JobCreate) -> None:

@@ -18,10 +18,11 @@ from finery.types.methods import FullWeights, SftHyperparameters, SftJobCreate
 from finery.types.previews import Preview, PreviewCreate, PreviewRow
 from finery_service.auth.caller import Member
 from finery_service.clock import milliseconds
-from finery_service.errors import ServiceError, not_found
+from finery_service.errors import ServiceError, not_found, refusal
 from finery_service.files import store as files
 from finery_service.files.tables import FileRow
 from finery_service.http.paging import is_id
+from finery_service.jobs import specs
 from finery_service.jobs import store as jobs
 from finery_service.jobs.tables import JobRow
 from finery_service.models import service as models
@@ -36,8 +37,8 @@ _STATUS = {JobState.SUCCEEDED: "ready", JobState.FAILED: "failed", JobState.CANC
 
 
 async def create(session: AsyncSession, member: Member, file_id: str, body: PreviewCreate, now: datetime) -> Preview:
-    """Raises 404 for the file; 400 for a file with errors, for the model, and for rows longer than it takes; 429 for
-    one too many at a time."""
+    """Raises 404 for the file; 400 for a file with errors, for the model, for rows longer than it takes, and for a
+    `train_on` that the file's rows do not have; 429 for one too many at a time."""
     file = await _file(session, member.tenant_id, file_id, lock="keep")
     if file.status != "valid":
         found = f"{file.error_count} in {file.id}"
@@ -46,10 +47,9 @@ async def create(session: AsyncSession, member: Member, file_id: str, body: Prev
     model = await models.find(session, body.model)
     if model is None:
         expected = "the name or id of a model in the catalogue"
-        raise _refusal("model_not_found", "model", expected, body.model)
-    if body.max_length > model.max_length:
-        expected = f"at most {model.max_length} tokens with {model.name}"
-        raise _refusal("max_length_too_long", "max_length", expected, body.max_length)
+        raise refusal("model_not_found", "model", expected, body.model)
+    specs.check_train_on(body.train_on, file.format, "train_on")
+    body = body.model_copy(update={"max_length": specs.fitting_length(body, model, "max_length")})
     if await store.pending(session, member.tenant_id) >= MAX_PENDING:
         message = f"Expected at most {MAX_PENDING} previews that are not ready yet, found them; wait for one of them."
         raise ServiceError(429, "too_many_previews", message, headers={"retry-after": "5"})
@@ -118,8 +118,3 @@ def _to_preview(row: JobRow, model: str) -> Preview:
         error=ErrorDetail.model_validate(row.error) if row.error else None,
         created_at=row.created_at,
     )
-
-
-def _refusal(code: str, param: str, expected: str, found: object) -> ServiceError:
-    message = f"{param}: expected {expected}, found {str(found)[:80]}."
-    return ServiceError(400, code, message, param=param)
