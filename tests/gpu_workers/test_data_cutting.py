@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 
 from finery.types.methods import Truncation
+from finery_gpu_workers import run
 from finery_gpu_workers.data.chat import RowError
 from finery_gpu_workers.data.cutting import Cutter
 from finery_gpu_workers.data.statistics import SetStatistics
 from finery_gpu_workers.data.tokens import TokenRow
+from finery_protos.v1 import worker_pb2 as pb
 
-from .samples import HI_OK, one
+from .conftest import MakeJob
+from .samples import HI, HI_OK, OK, one
 
 BEGIN = 9
 
@@ -118,3 +121,37 @@ def test_warnings_say_how_many_and_where() -> None:
     assert found["tools_not_rendered"].details == [{"rows": 1, "lines": [2]}]
     assert {warning.param for warning in found.values()} == {"training_file"}
     assert counted([row([1, 2], [1], ((1, 2),))]).warnings("training_file") == []
+
+
+SILENT = [{"messages": [HI, OK | {"weight": 0}]}, {"messages": [HI, OK | {"weight": 0}]}]
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings", "said", "unsaid"),
+    [
+        (SILENT, {}, ("2 no_trainable_tokens", "weights are 0"), ("max_length",)),
+        ([{"input_ids": [1, 2], "labels": [-100, -100]}], {}, ("labels are -100",), ("max_length",)),
+        (
+            [{"messages": HI_OK}],
+            {"max_length": 20, "truncation": "drop"},
+            ("1 too_long", "hyperparameters.max_length, 20", "the longest has 25 tokens"),
+            ("weights",),
+        ),
+        (
+            [{"messages": HI_OK}],
+            {"max_length": 20},
+            ("weights are 0", "cut at hyperparameters.max_length, 20; the longest has 25 tokens"),
+            ("drop;",),
+        ),
+    ],
+)
+def test_a18_a_job_with_nothing_to_train_says_why_there_is_nothing(
+    make_job: MakeJob, rows: list[Any], settings: dict[str, Any], said: tuple[str, ...], unsaid: tuple[str, ...]
+) -> None:
+    control = make_job(rows, **settings)
+    run.main(control.attempt(pb.ATTEMPT_KIND_PREPARE))
+    assert control.finished is not None
+    assert control.finished.error is not None
+    message = control.finished.error.message
+    assert [part for part in said if part not in message] == [], message
+    assert [part for part in unsaid if part in message] == [], message

@@ -23,6 +23,7 @@ from finery.types.reasons import JobReason
 from finery_gpu_workers import storage
 from finery_gpu_workers.data import prepared
 from finery_gpu_workers.data.chat import template_sha256
+from finery_gpu_workers.data.cutting import NO_TRAINABLE_TOKENS, TOO_LONG
 from finery_gpu_workers.data.packing import Plan
 from finery_gpu_workers.data.render import PARAMS, PROGRESS, RESULT, Progress, Request, Upload
 from finery_gpu_workers.data.rendering import Phase
@@ -55,7 +56,7 @@ def prepare(work: Work, now: datetime, limits: Limits | None = None) -> Ending |
     result = run_child(work, request, limits or Limits())
     if isinstance(result, Ending):
         return result
-    if ending := refused(result) or _nothing_to_train(result):
+    if ending := refused(result) or _nothing_to_train(result, hyper.max_length):
         return ending
     _report(work, request, result)
     return None
@@ -185,10 +186,10 @@ def refused(result: dict[str, Any]) -> Ending | None:
     return None
 
 
-def _nothing_to_train(result: dict[str, Any]) -> Ending | None:
+def _nothing_to_train(result: dict[str, Any], max_length: int) -> Ending | None:
     for name, report in result["report"]["sets"].items():
         if not report["rows"]:
-            return Ending(JobReason.NO_TRAINABLE_TOKENS, _nothing_left(report, PARAMS[name]))
+            return Ending(JobReason.NO_TRAINABLE_TOKENS, _nothing_left(report, PARAMS[name], max_length))
     return None
 
 
@@ -197,12 +198,22 @@ def _invalid(code: str, message: str, param: str, details: list[dict[str, Any]] 
     return Ending(JobReason.INVALID_DATA, error)
 
 
-def _nothing_left(report: dict[str, Any], param: str) -> ErrorDetail:
+def _nothing_left(report: dict[str, Any], param: str, max_length: int) -> ErrorDetail:
     reasons = ", ".join(f"{count} {reason}" for reason, count in report["dropped"].items())
+    longest, limit = report["longest"], f"hyperparameters.max_length, {max_length}"
+    why = []
+    if TOO_LONG in report["dropped"]:
+        why.append(f"Rows longer than {limit}, are left out by truncation drop; the longest has {longest} tokens.")
+    if NO_TRAINABLE_TOKENS in report["dropped"]:
+        why.append(
+            "Rows have nothing to train where weights are 0, labels are -100, a row is a single token, or train_on means none "
+            "of their parts."
+        )
+        if longest > max_length and TOO_LONG not in report["dropped"]:
+            why.append(f"Rows also lose their tokens where they are cut at {limit}; the longest has {longest} tokens.")
     return ErrorDetail(
         message=f"Expected rows with tokens to train on, found none: all {report['dropped_rows']} rows are left out "
-        f"({reasons or 'no rows'}). Rows lose their tokens where they are cut at max_length: raise "
-        "hyperparameters.max_length or shorten the prompts.",
+        f"({reasons or 'no rows'}). {' '.join(why)}",
         type="invalid_request_error",
         code="no_trainable_tokens",
         param=param,
