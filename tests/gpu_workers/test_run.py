@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from finery_gpu_workers.resume import Cursor
 from finery_gpu_workers.run import Settings
 from finery_gpu_workers.scratch import scratch_folder
 from finery_protos.v1 import worker_pb2 as pb
+from finery_testing.tiny import make_tiny_model
 
 from .conftest import MakeJob
 
@@ -66,6 +69,42 @@ def test_exceptions_become_reasons_and_the_customer_sees_no_internals(
     assert SECRET not in control.finished.error.model_dump_json()
     if reason == "platform_fault":
         assert "att_2" in control.finished.error.message
+
+
+def _no_folder(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+def _no_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def _pickle(folder: Path) -> None:
+    (folder / "pytorch_model.bin").write_bytes(b"")
+
+
+@pytest.mark.parametrize("kind", [PREPARE, TRAIN])
+@pytest.mark.parametrize("damage", [_no_folder, _no_weights, _pickle])
+def test_a_broken_model_of_the_catalogue_ends_the_job_at_once_and_only_the_log_says_where_it_is(
+    make_job: MakeJob,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    damage: Callable[[Path], None],
+    kind: pb.AttemptKind,
+) -> None:
+    model = make_tiny_model(tmp_path / "somewhere-secret")
+    control = make_job(model=model)
+    if kind == TRAIN:
+        run.main(control.attempt(PREPARE))
+    damage(model)
+    run.main(control.attempt(kind))
+    assert control.finished is not None
+    error = control.finished.error
+    assert error is not None
+    assert (control.finished.reason, error.code, error.param) == ("invalid_model", "model_not_found", "model")
+    assert "ask the operator" in error.message
+    assert "somewhere-secret" not in error.model_dump_json()
+    assert "somewhere-secret" in caplog.text
 
 
 def test_a_checkpoint_on_its_way_still_counts_when_the_loop_fails(

@@ -9,6 +9,8 @@ Codes of `finery_gpu_workers.models` and `start`. Another choice of the customer
     row_too_long_for_model        beyond a sliding window, a dynamic rope or learned positions
 The operator's catalogue mends these:
     model_not_found, model_source_unavailable, invalid_model, unsafe_checkpoint_file
+    Where a job meets one of these but `model_source_unavailable` while it fetches its model, it fails at once with
+    `model_not_found` and a sentence that names no path; the worker's log has the first error.
 A checkpoint of ours that does not fit its base, which is a fault of ours:
     invalid_adapter, adapter_mismatch
 """

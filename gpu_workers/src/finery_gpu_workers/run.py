@@ -37,13 +37,16 @@ _CUSTOMERS = {
     "preview_too_large": JobReason.INVALID_DATA,
     "added_tokens_untrained": JobReason.INVALID_MODEL,
     "base_changed": JobReason.INVALID_MODEL,
+    "model_not_found": JobReason.INVALID_MODEL,
     "model_requires_remote_code": JobReason.INVALID_MODEL,
     "row_too_long_for_model": JobReason.INVALID_MODEL,
     "unknown_target": JobReason.INVALID_MODEL,
     "unsupported_adapter": JobReason.INVALID_MODEL,
     "unsupported_model": JobReason.INVALID_MODEL,
 }
-"""Errors of the customer's choice of data or model, which another choice mends; all others are ours."""
+"""Errors that end the job at once, as another attempt would meet them too; all others are faults of ours. Another
+choice of the customer's mends them; the operator mends `model_not_found`."""
+_BROKEN_MODEL = ("model_not_found", "invalid_model", "unsafe_checkpoint_file")
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,7 @@ def _work(
         store=storage.open_store(settings.store_url),
         assignment=assignment,
         spec=spec,
-        model_folder=resolve(source, settings.model_cache),
+        model_folder=_model_folder(source, settings.model_cache),
         device=_device(settings.device) if training else "cpu",
         folder=folder,
         code_version=code_version,
@@ -130,6 +133,20 @@ def _work(
 
     seeds.deterministic(spec.seed, threads=settings.torch_threads)
     return train(work)
+
+
+def _model_folder(source: ModelSource, cache: Path) -> Path:
+    """Where the operator's entry is broken, the customer hears that it is, and only the log says where and how."""
+    try:
+        return resolve(source, cache)
+    except WorkerError as error:
+        if error.code not in _BROKEN_MODEL:
+            raise
+        message = (
+            "model: expected a model that a worker can load, found that the catalogue's model is missing or broken; "
+            "the job is not at fault: ask the operator to mend the model, then submit the job again."
+        )
+        raise WorkerError("model_not_found", message) from error
 
 
 def _device(wanted: str) -> str:
