@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from finery_testing import factories
+from finery_testing import control, factories
 from finery_testing.api import Api, Door
 
 HYPER = "hyperparameters"
@@ -173,3 +173,22 @@ async def test_a_deleted_file_answers_as_an_unknown_one(api: Api, param: str) ->
     door = await api.tenant()
     gone = await factories.file(api.system_engine, door.tenant, now=api.clock(), deleted_at=api.clock())
     await refused(door, {param: gone.id}, param, "file_not_found")
+
+
+@pytest.mark.parametrize(
+    ("resources", "said"),
+    [
+        ({"accelerator_type": "T9"}, "1 accelerator of the type 'T9' (resources.accelerator_type)"),
+        ({}, "more accelerators than the pool has"),
+    ],
+)
+async def test_a_job_that_asks_for_what_the_pool_lacks_says_what_it_is(
+    api: Api, resources: dict[str, Any], said: str
+) -> None:
+    door = await api.tenant()
+    job = (await door.job(resources=resources)).json()["id"]
+    waits = "update jobs set state = 'queued', reason = 'exceeds_pool', queue_position = 1 where id = :id"
+    await control.execute(api.system_engine, waits, id=job)
+    found = (await door.get(f"/v1/jobs/{job}")).json()
+    assert found["reason"] == "exceeds_pool"
+    assert said in found["message"]

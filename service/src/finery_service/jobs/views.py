@@ -35,7 +35,7 @@ def to_job(row: JobRow, facts: Facts) -> Job:
         limits=spec["limits"],
         state=row.state,
         reason=row.reason,
-        message=_sentence(row.reason),
+        message=_sentence(row),
         position=row.queue_position if row.state == JobState.QUEUED else None,
         intent=row.intent,
         progress=Progress(step=row.step, total_steps=row.total_steps, trained_tokens=trained),
@@ -56,5 +56,9 @@ def to_event(row: EventRow) -> Event:
     return Event(job=row.job_id, seq=row.seq, type=row.type, data=row.data, created_at=row.created_at)
 
 
-def _sentence(reason: str | None) -> str | None:
-    return RULES[JobReason(reason)].sentence if reason in frozenset(JobReason) else None
+def _sentence(row: JobRow) -> str | None:
+    if row.reason == JobReason.EXCEEDS_POOL and row.accelerator_type is not None:
+        number = f"{row.accelerators} accelerator{'s' if row.accelerators > 1 else ''}"
+        wanted = f"{number} of the type {row.accelerator_type!r} (resources.accelerator_type)"
+        return f"The pool does not have {wanted}; the job starts when it does."
+    return RULES[JobReason(row.reason)].sentence if row.reason in frozenset(JobReason) else None
