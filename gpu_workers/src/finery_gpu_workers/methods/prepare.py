@@ -206,8 +206,8 @@ def _nothing_left(report: dict[str, Any], param: str, max_length: int) -> ErrorD
         why.append(f"Rows longer than {limit}, are left out by truncation drop; the longest has {longest} tokens.")
     if NO_TRAINABLE_TOKENS in report["dropped"]:
         why.append(
-            "Rows have nothing to train where weights are 0, labels are -100, a row is a single token, or train_on means "
-            "none of their parts."
+            "Rows have nothing to train where weights are 0, labels are -100, a row is a single token, or train_on "
+            "means none of their parts."
         )
         if longest > max_length and TOO_LONG not in report["dropped"]:
             why.append(f"Rows also lose their tokens where they are cut at {limit}; the longest has {longest} tokens.")
