@@ -19,7 +19,6 @@ from typing import Any, NoReturn, TypeVar
 import grpc
 from pydantic import TypeAdapter
 
-from finery.types import data
 from finery.types.errors import ErrorDetail
 from finery.types.jobs import Intent
 from finery.types.previews import PreviewRow
@@ -38,7 +37,6 @@ _SELF_FENCE = 0.8
 _STEPS_PER_CALL = 64
 _ERROR_CHARACTERS = 16_000
 _PREVIEW = TypeAdapter(tuple[PreviewRow, ...])
-_WARNINGS = TypeAdapter(tuple[data.Warning, ...])
 _PREVIEW_BYTES = 3 * 2**20
 """gRPC takes 4 MiB."""
 # Reconnect soon after the server is back; gRPC's own back-off grows to two minutes.
@@ -113,17 +111,14 @@ class ControlPlane:
         self._ending = True
         self._call(self._stub.ReportPrepared, pb.ReportPreparedRequest(**report, **self._identity))
 
-    def report_preview(self, rows: Sequence[PreviewRow], warnings: Sequence[data.Warning] = ()) -> None:
-        """Ends the attempt. Raises WorkerError if they are more than one message holds."""
+    def report_preview(self, rows: Sequence[PreviewRow], warnings_json: str = "") -> None:
+        """Ends the attempt. Raises WorkerError if the rows are more than one message holds."""
         rows_json = _PREVIEW.dump_json(tuple(rows))
         if len(rows_json) > _PREVIEW_BYTES:
             tokens, limit = sum(len(row.tokens) for row in rows), _PREVIEW_BYTES // 2**20
-            message = (
-                f"Expected rows that fit into {limit} MiB, found {tokens} tokens in {len(rows)} rows; ask for fewer."
-            )
+            message = f"Expected rows of at most {limit} MiB, found {tokens} tokens in {len(rows)} rows; ask for fewer."
             raise WorkerError("preview_too_large", message, param="rows")
         self._ending = True
-        warnings_json = _WARNINGS.dump_json(tuple(warnings)).decode()
         report = pb.ReportPreviewRequest(rows_json=rows_json.decode(), warnings_json=warnings_json, **self._identity)
         self._call(self._stub.ReportPreview, report)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from datetime import datetime
 
-from finery.types import data
 from finery.types.previews import PreviewCreate, PreviewRow
 from finery_gpu_workers.data.render import Look
 from finery_gpu_workers.methods.prepare import Limits, refused, request_of, run_child
@@ -29,5 +29,5 @@ def preview(work: Work, now: datetime, limits: Limits | None = None) -> Ending |
     if ending := refused(result):
         return ending
     rows = [PreviewRow.model_validate(row) for row in result["rows"]]
-    work.control.report_preview(rows, [data.Warning.model_validate(warning) for warning in result["warnings"]])
+    work.control.report_preview(rows, json.dumps(result["warnings"]))
     return None
