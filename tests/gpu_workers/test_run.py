@@ -90,7 +90,7 @@ def test_a_broken_model_of_the_catalogue_ends_the_job_at_once_and_only_the_log_s
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     damage: Callable[[Path], None],
-    kind: pb.AttemptKind,
+    kind: pb.AttemptKind.ValueType,
 ) -> None:
     model = make_tiny_model(tmp_path / "somewhere-secret")
     control = make_job(model=model)
