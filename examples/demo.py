@@ -25,8 +25,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from finery import Finery
-from finery.progress import JobProgress
 from finery.plot import loss_curve
+from finery.progress import JobProgress
 from finery.types.checkpoints import Checkpoint
 from finery.types.jobs import Event, Job
 from finery.types.usage import UsageRow

@@ -65,9 +65,7 @@ def folder(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.mark.parametrize("saved", SAVED)
-def test_whole_matrices_go_to_peft_and_back(
-    folder: Path, tmp_path: Path, saved: tuple[EmbeddingName, ...]
-) -> None:
+def test_whole_matrices_go_to_peft_and_back(folder: Path, tmp_path: Path, saved: tuple[EmbeddingName, ...]) -> None:
     model = load_model(folder, device="cpu", dtype=torch.float32)
     lora = trained(model, saved)
     ours = logits_of(model)
