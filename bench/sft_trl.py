@@ -23,7 +23,7 @@ from transformers import TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
 
-class Stopwatch(TrainerCallback):
+class Stopwatch(TrainerCallback):  # type: ignore[misc]  # this venv's packages are not where mypy runs
     """CPU and wall seconds of every optimizer step, from its begin to its end."""
 
     def __init__(self) -> None:

@@ -68,7 +68,7 @@ def test_all_weights_then_an_adapter_then_both_merged(make_job: MakeJob, monkeyp
     assert torch.allclose(logits_of(names["model"], IDS), spy.logits, atol=1e-5)
     third = follows(make_job, stands_on(adapter, "merge"), adapter=OTHER)
     below = {"ckpt_job_test": last_folder(whole), "ckpt_job_test_next": last_folder(adapter)}
-    names = run_card(last_folder(third), **below)
+    names = run_card(last_folder(third), 0, **below)
     assert torch.allclose(logits_of(names["model"], IDS), spy.logits, atol=1e-4)
     both = follows(make_job, stands_on(adapter, "merge"), adapter=FULL)
     assert evaluations(both)[0] == pytest.approx(ends_where(adapter), rel=1e-5)

@@ -41,8 +41,8 @@ async def test_usage_of_a_day_reads_the_records_of_its_jobs_alone(
     start = None if one_job else datetime(2026, 2, 9, tzinfo=UTC)
     async with transaction(system_engine) as session:
         raw = await session.connection()
-        job = jobs[-1] if one_job else None
-        found = await store.buckets(session, tenant.id, job_id=job, start=start, end=None)
+        only = jobs[-1] if one_job else None
+        found = await store.buckets(session, tenant.id, job_id=only, start=start, end=None)
         read = (await raw.exec_driver_sql(_READ, ("usage_records",))).scalar_one()
     assert [(bucket.job, bucket.billable) for bucket in found] == [(jobs[-1], 500)]
     assert read <= 4 * 500, f"{read} of 20000 records"
