@@ -25,7 +25,7 @@ from finery_testing.stack import Stack
 from .conftest import HELD_OUT, TINY, conversation
 from .jobs import held_out_losses, short, succeeded
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 IM_START, IM_END = 259, 260
 LORA = {"type": "lora", "rank": 4, "alpha": 8}
 

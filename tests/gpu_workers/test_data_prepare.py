@@ -200,6 +200,7 @@ def test_only_a_template_can_be_stuck_in_a_row(tmp_path: Path, phase: Phase, is_
     assert (ending is not None) == is_killed
 
 
+@pytest.mark.slow
 def test_a_row_of_many_turns_that_moves_is_not_taken_for_stuck(
     make_job: MakeJob, tmp_path: Path, impatient: None
 ) -> None:

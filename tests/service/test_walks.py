@@ -151,7 +151,10 @@ async def check(walk: Walk) -> str:
     return job.state
 
 
-@pytest.mark.parametrize("patience", [None, 1], ids=["to the last step", "early stopping"])
+@pytest.mark.parametrize(
+    "patience",
+    [pytest.param(None, marks=pytest.mark.slow, id="to the last step"), pytest.param(1, id="early stopping")],
+)
 async def test_e10_e11_whatever_happens_every_step_is_billed_once_and_the_job_ends_once(
     system_engine: AsyncEngine, pool: ScriptedPool, clock: FakeClock, patience: int | None
 ) -> None:
