@@ -66,7 +66,7 @@ _ROWS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(_ROWS | _VALUES)
 def test_a32_every_value_is_a_row_or_has_a_problem(value: Any) -> None:
     found = read_row(value)
@@ -109,7 +109,7 @@ _PIECES = st.one_of(_LINES, st.binary(max_size=6), st.just(b"x" * 70), st.sample
 _CONTENT = st.lists(_PIECES, max_size=20).map(b"".join)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(_CONTENT, st.lists(st.integers(0, 2**16), max_size=8))
 def test_a32_any_bytes_in_any_cuts_give_the_same_report(content: bytes, cuts: list[int]) -> None:
     whole = report(content, [])

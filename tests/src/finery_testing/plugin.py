@@ -3,6 +3,8 @@
 - `database`: a fresh migrated database per test (real PostgreSQL); `module_database`: one per module.
 - `app_engine`, `system_engine`: SQLAlchemy engines on `database` as finery_app and finery_system.
 - `clock`: a FakeClock.
+
+Property tests draw the same examples in every run, and no slow machine fails them.
 """
 
 from __future__ import annotations
@@ -12,12 +14,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 import pytest_asyncio
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from finery_testing.clock import FakeClock
     from finery_testing.postgres import Database, TestServer
+
+settings.register_profile("finery", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("finery")
 
 
 @pytest.fixture(scope="session")
