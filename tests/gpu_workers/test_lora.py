@@ -18,7 +18,7 @@ from finery_gpu_workers.errors import WorkerError
 from finery_gpu_workers.models.interface import Model
 from finery_gpu_workers.models.load import load_model
 from finery_gpu_workers.models.lora import Lora, attach
-from finery_gpu_workers.models.peft_layout import export_peft, load_peft, read_adapter
+from finery_gpu_workers.models.peft_layout import export_peft, load_peft, read_stored
 from finery_testing.tiny import make_tiny_model
 
 torch.set_num_threads(1)
@@ -105,14 +105,14 @@ def test_the_seed_alone_decides_the_fresh_adapter(folder: Path) -> None:
 def test_an_export_of_ours_or_of_pefts_loads_back(folder: Path, tmp_path: Path) -> None:
     decoder, lora = adapted(folder, ADAPTERS[0], trained=True)
     export_peft(lora, tmp_path / "ours", base_model="tiny")
-    fresh, fresh_lora = adapted(folder, read_adapter(tmp_path / "ours"), trained=False)
+    fresh, fresh_lora = adapted(folder, read_stored(tmp_path / "ours").adapter, trained=False)
     load_peft(fresh_lora, tmp_path / "ours")
     assert torch.equal(logits_of(fresh), logits_of(decoder))
 
     base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     peer = peft.PeftModel.from_pretrained(base, tmp_path / "ours")
     peer.save_pretrained(tmp_path / "peft")
-    again, again_lora = adapted(folder, read_adapter(tmp_path / "peft"), trained=False)
+    again, again_lora = adapted(folder, read_stored(tmp_path / "peft").adapter, trained=False)
     load_peft(again_lora, tmp_path / "peft")
     assert torch.equal(logits_of(again), logits_of(decoder))
 

@@ -20,23 +20,13 @@ from finery_gpu_workers.models.interface import Model
 from finery_gpu_workers.models.load import load_model
 from finery_gpu_workers.models.lora import Lora, attach
 from finery_gpu_workers.models.parts import Part
-from finery_gpu_workers.models.peft_layout import export_peft, load_peft, read_adapter
+from finery_gpu_workers.models.peft_layout import export_peft, load_peft, read_stored
+
+from .sizes import SIZES
 
 torch.set_num_threads(1)
 
 ROWS = [torch.randint(0, 120, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in (7, 23, 5, 23, 40)]
-SIZES = {
-    "vocab_size": 120,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 96,
-    "pad_token_id": None,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
 PARTLY = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}
 OTHERS: dict[str, dict[str, Any]] = {
     "gemma2": {"head_dim": 12, "sliding_window": 8, "final_logit_softcapping": 2.0},
@@ -169,7 +159,7 @@ def test_an_adapter_equals_pefts_on_the_same_model(tmp_path: Path, kind: str) ->
     for name, gradient in found.items():
         assert_close(gradient, grads[f"base_model.model.{name}.default.weight"], name)
     again = load(folder)
-    load_peft(attach(again, read_adapter(tmp_path / "a"), seed=5), tmp_path / "a")
+    load_peft(attach(again, read_stored(tmp_path / "a").adapter, seed=5), tmp_path / "a")
     assert torch.equal(logits_of(again), logits_of(model))
 
 

@@ -22,23 +22,14 @@ from finery_gpu_workers.models.load import load_model
 from finery_gpu_workers.models.lora import attach
 from finery_gpu_workers.models.peft_layout import export_peft
 
+from .sizes import SIZES as COMMON
+
 torch.set_num_threads(1)
 
 ROWS = [
     torch.randint(0, 120, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in (7, 23, 23, 2, 90, 61)
 ]
-SIZES = {
-    "vocab_size": 120,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 96,
-    "pad_token_id": None,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
+SIZES = COMMON | {"num_hidden_layers": 3}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama"},
     "llama with biases": {"model_type": "llama", "attention_bias": True, "mlp_bias": True},

@@ -20,7 +20,7 @@ from finery_gpu_workers.learner import Learner
 from finery_gpu_workers.models.interface import Model
 from finery_gpu_workers.models.load import load_model
 from finery_gpu_workers.models.lora import Lora, attach
-from finery_gpu_workers.models.peft_layout import export_peft, load_peft, read_adapter, servable
+from finery_gpu_workers.models.peft_layout import export_peft, load_peft, read_stored, servable
 from finery_testing.tiny import make_tiny_model
 
 torch.set_num_threads(1)
@@ -77,7 +77,7 @@ def test_whole_matrices_go_to_peft_and_back(folder: Path, tmp_path: Path, saved:
     assert files[0].keys() == files[1].keys()
     assert all(torch.equal(files[0][key], files[1][key]) for key in files[0])
     for who in ("ours", "peft"):
-        adapter = read_adapter(tmp_path / who)
+        adapter = read_stored(tmp_path / who).adapter
         assert adapter == lora.adapter
         again = load_model(folder, device="cpu", dtype=torch.float32)
         load_peft(attach(again, adapter, seed=5), tmp_path / who)

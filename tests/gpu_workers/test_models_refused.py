@@ -18,20 +18,9 @@ from finery_gpu_workers.models.interface import Model
 from finery_gpu_workers.models.load import load_model
 from finery_gpu_workers.models.lora import attach
 
-torch.set_num_threads(1)
+from .sizes import SIZES
 
-SIZES = {
-    "vocab_size": 120,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 96,
-    "pad_token_id": None,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
+torch.set_num_threads(1)
 
 
 def make(folder: Path, model_type: str, **config: Any) -> Path:

@@ -87,15 +87,9 @@ def export_peft(lora: Lora, folder: Path, *, base_model: str) -> None:
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
 
 
-def read_adapter(folder: Path) -> LoraAdapter:
-    """The shape of an exported adapter. Raises WorkerError `unsupported_adapter` naming the key, `invalid_adapter`."""
-    raw = _read_config(folder)
-    tied = bool(raw.get("ensure_weight_tying")) and "embed_tokens" in _saved(raw)
-    return _adapter(raw, tied=tied)
-
-
 def read_stored(folder: Path) -> Stored:
-    """Raises also WorkerError `unsafe_checkpoint_file`, and `adapter_mismatch` for a key of another layout."""
+    """An exported adapter. Raises WorkerError `unsupported_adapter` naming the key, `invalid_adapter`,
+    `unsafe_checkpoint_file`, and `adapter_mismatch` for a key of another layout."""
     refuse_pickles((path.name for path in folder.iterdir()), folder.name)
     raw = _read_config(folder)
     try:

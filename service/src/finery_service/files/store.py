@@ -37,6 +37,17 @@ async def twin(session: AsyncSession, tenant_id: str, sha256: str, *, keep: bool
     return (await session.exec(statement, execution_options={"populate_existing": True})).first()
 
 
+async def is_shared(session: AsyncSession, row: FileRow) -> bool:
+    """Whether a file that is not deleted has the same object."""
+    statement = select(FileRow.id).where(
+        FileRow.tenant_id == row.tenant_id,
+        FileRow.sha256 == row.sha256,
+        FileRow.object_key == row.object_key,
+        col(FileRow.deleted_at).is_(None),
+    )
+    return (await session.exec(statement.limit(1))).first() is not None
+
+
 async def users(session: AsyncSession, row: FileRow) -> list[str]:
     """Ids of jobs and previews that have not ended and read the file; the first few."""
     statement = (
