@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 
@@ -48,23 +50,24 @@ class PackedBatch:
         return PackedBatch(**moved, lengths=self.lengths)
 
 
-def pack(rows: Sequence[tuple[Sequence[int], Sequence[float]]]) -> PackedBatch:
-    """Rows of (tokens, weights), where weights[i] is the loss weight of *token i* (so weights[0] is never used)."""
-    tokens: list[int] = []
-    positions: list[int] = []
-    targets: list[int] = []
-    weights: list[float] = []
-    for row, weight in rows:
-        if len(row) != len(weight):
-            raise ValueError(f"expected one weight per token, found {len(row)} tokens and {len(weight)} weights")
-        tokens.extend(row)
-        positions.extend(range(len(row)))
-        targets.extend([*row[1:], row[0]])
-        weights.extend([*weight[1:], 0.0])
+def pack(rows: Sequence[tuple[ArrayLike, ArrayLike]]) -> PackedBatch:
+    """Rows of (tokens, weights), where weights[i] is the loss weight of *token i* (so weights[0] is never used).
+
+    A target is the next token of the same row, so the last position of a row has none.
+    """
+    parts = [(np.asarray(tokens, dtype=np.int64), np.asarray(weights, dtype=np.float32)) for tokens, weights in rows]
+    for tokens, weights in parts:
+        if len(tokens) != len(weights):
+            found = f"{len(tokens)} tokens and {len(weights)} weights"
+            raise ValueError(f"expected one weight per token, found {found}")
+    lengths = tuple(len(tokens) for tokens, _ in parts)
+    joined = torch.from_numpy(np.concatenate([tokens for tokens, _ in parts]))
+    shifted = torch.from_numpy(np.concatenate([weights for _, weights in parts])).roll(-1)
+    shifted[torch.tensor(lengths).cumsum(0) - 1] = 0.0
     return PackedBatch(
-        tokens=torch.tensor(tokens, dtype=torch.int64),
-        positions=torch.tensor(positions, dtype=torch.int64),
-        targets=torch.tensor(targets, dtype=torch.int64),
-        weights=torch.tensor(weights, dtype=torch.float32),
-        lengths=tuple(len(row) for row, _ in rows),
+        tokens=joined,
+        positions=torch.cat([torch.arange(length) for length in lengths]),
+        targets=joined.roll(-1),
+        weights=shifted,
+        lengths=lengths,
     )

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from finery.types.methods import SftHyperparameters
 from finery_gpu_workers import checkpoints, resume
-from finery_gpu_workers.batch import PackedBatch
+from finery_gpu_workers.batch import PackedBatch, pack
 from finery_gpu_workers.checkpoints import Facts, Staged
 from finery_gpu_workers.data.packing import Ints, Plan, micro_batches
 from finery_gpu_workers.data.prepared import Prepared, PreparedSet
@@ -197,18 +196,5 @@ class Run:
 
 
 def packed_batch(rows: PreparedSet, chosen: Ints) -> PackedBatch:
-    """Rows laid end to end. A target is the next token of the same row, so the last position of a row has none."""
-    parts = [rows.row(int(n)) for n in chosen]
-    tokens = torch.from_numpy(np.concatenate([part.tokens for part in parts]).astype(np.int64))
-    mask = torch.from_numpy(np.concatenate([part.mask for part in parts]).astype(np.float32))
-    lengths = tuple(len(part.tokens) for part in parts)
-    starts = torch.tensor(lengths).cumsum(0) - torch.tensor(lengths)
-    weights = mask.roll(-1)
-    weights[starts - 1] = 0.0  # starts[0] - 1 is -1: the very last position
-    return PackedBatch(
-        tokens=tokens,
-        positions=torch.cat([torch.arange(length) for length in lengths]),
-        targets=tokens.roll(-1),
-        weights=weights,
-        lengths=lengths,
-    )
+    parts = (rows.row(int(n)) for n in chosen)
+    return pack([(part.tokens, part.mask) for part in parts])
