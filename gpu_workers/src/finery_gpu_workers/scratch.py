@@ -41,12 +41,12 @@ def _root() -> Path:
 
 def _sweep(root: Path) -> None:
     for folder in root.iterdir():
-        with _open(folder) as fd:
-            try:
+        try:
+            with _open(folder) as fd:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
-            shutil.rmtree(folder, ignore_errors=True)
+                shutil.rmtree(folder, ignore_errors=True)
+        except (BlockingIOError, FileNotFoundError):
+            continue  # its worker lives, or has just removed it
 
 
 @contextmanager
