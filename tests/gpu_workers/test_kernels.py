@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from finery_gpu_workers.losses import cross_entropy
+from finery_gpu_workers.losses.cross_entropy import cross_entropy
 from finery_gpu_workers.models import attention, kernels, rope
 from finery_gpu_workers.models.attention import attend
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from finery.types.methods import Adapter, LoraAdapter, SftHyperparameters
 from finery_gpu_workers.batch import PackedBatch
-from finery_gpu_workers.losses import cross_entropy
+from finery_gpu_workers.losses.cross_entropy import cross_entropy
 from finery_gpu_workers.models.export import export_full, export_merged
 from finery_gpu_workers.models.interface import Model
 from finery_gpu_workers.models.lora import Lora, attach

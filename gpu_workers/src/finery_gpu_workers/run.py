@@ -46,6 +46,7 @@ _CUSTOMERS = {
 }
 """Errors that end the job at once, as another attempt would meet them too; all others are faults of ours. Another
 choice of the customer's mends them; the operator mends `model_not_found`."""
+_SPEC: TypeAdapter[JobCreate] = TypeAdapter(JobCreate)
 _BROKEN_MODEL = ("model_not_found", "invalid_model", "unsafe_checkpoint_file")
 
 
@@ -112,7 +113,7 @@ def _work(
     settings: Settings, control: ControlPlane, assignment: pb.Assignment, folder: Path, code_version: str
 ) -> Ending | None:
     source: ModelSource = TypeAdapter(ModelSource).validate_json(assignment.model_source_json)
-    spec = JobCreate.model_validate_json(assignment.spec_json)
+    spec = _SPEC.validate_json(assignment.spec_json)
     training = assignment.kind == pb.ATTEMPT_KIND_TRAIN
     work = Work(
         control=control,

@@ -107,6 +107,8 @@ class Assignment(_message.Message):
     VALIDATION_ENCODING_FIELD_NUMBER: _builtins.int
     PREVIEW_JSON_FIELD_NUMBER: _builtins.int
     CREATED_MS_FIELD_NUMBER: _builtins.int
+    ENVIRONMENT_JSON_FIELD_NUMBER: _builtins.int
+    RUN_JSON_FIELD_NUMBER: _builtins.int
     kind: Global___AttemptKind.ValueType
     job_id: _builtins.str
     tenant_id: _builtins.str
@@ -134,6 +136,12 @@ class Assignment(_message.Message):
     """prepare: `finery.types.previews.PreviewCreate` as JSON when only a preview is wanted, empty otherwise."""
     created_ms: _builtins.int
     """When the job (or preview) was created, ms since 1970: what templates show as the date, in every attempt."""
+    environment_json: _builtins.str
+    """RL and runs of environments: `finery.types.environments.EnvironmentSpec` as JSON, empty otherwise. Its files are
+    the training and the validation file above.
+    """
+    run_json: _builtins.str
+    """prepare: `finery.types.environments.EnvironmentRunCreate` as JSON when answers are to be graded, empty otherwise."""
     @_builtins.property
     def resume(self) -> Global___Resume:
         """train: the last checkpoint of this job, absent before the first."""
@@ -169,10 +177,12 @@ class Assignment(_message.Message):
         validation_encoding: _builtins.str = ...,
         preview_json: _builtins.str = ...,
         created_ms: _builtins.int = ...,
+        environment_json: _builtins.str = ...,
+        run_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["orders", b"orders", "resume", b"resume"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "created_ms", b"created_ms", "job_id", b"job_id", "kind", b"kind", "model_name", b"model_name", "model_source_json", b"model_source_json", "orders", b"orders", "output_prefix", b"output_prefix", "prepared_prefix", b"prepared_prefix", "preview_json", b"preview_json", "resume", b"resume", "spec_json", b"spec_json", "start_prefix", b"start_prefix", "tenant_id", b"tenant_id", "training_encoding", b"training_encoding", "training_key", b"training_key", "training_sha256", b"training_sha256", "validation_encoding", b"validation_encoding", "validation_key", b"validation_key", "validation_sha256", b"validation_sha256"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "created_ms", b"created_ms", "environment_json", b"environment_json", "job_id", b"job_id", "kind", b"kind", "model_name", b"model_name", "model_source_json", b"model_source_json", "orders", b"orders", "output_prefix", b"output_prefix", "prepared_prefix", b"prepared_prefix", "preview_json", b"preview_json", "resume", b"resume", "run_json", b"run_json", "spec_json", b"spec_json", "start_prefix", b"start_prefix", "tenant_id", b"tenant_id", "training_encoding", b"training_encoding", "training_key", b"training_key", "training_sha256", b"training_sha256", "validation_encoding", b"validation_encoding", "validation_key", b"validation_key", "validation_sha256", b"validation_sha256"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -368,6 +378,39 @@ class ReportPreviewRequest(_message.Message):
 Global___ReportPreviewRequest: _TypeAlias = ReportPreviewRequest  # noqa: Y015
 
 @_typing.final
+class ReportEnvironmentRunRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTEMPT_ID_FIELD_NUMBER: _builtins.int
+    FENCE_FIELD_NUMBER: _builtins.int
+    PROMPT_COUNT_FIELD_NUMBER: _builtins.int
+    PROMPTS_JSON_FIELD_NUMBER: _builtins.int
+    ANSWERS_JSON_FIELD_NUMBER: _builtins.int
+    attempt_id: _builtins.str
+    fence: _builtins.int
+    prompt_count: _builtins.int
+    prompts_json: _builtins.str
+    """A list of `finery.types.environments.ShownPrompt` as JSON."""
+    answers_json: _builtins.str
+    """A list of `finery.types.environments.GradedAnswer` as JSON."""
+    def __init__(
+        self,
+        *,
+        attempt_id: _builtins.str = ...,
+        fence: _builtins.int = ...,
+        prompt_count: _builtins.int = ...,
+        prompts_json: _builtins.str = ...,
+        answers_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers_json", b"answers_json", "attempt_id", b"attempt_id", "fence", b"fence", "prompt_count", b"prompt_count", "prompts_json", b"prompts_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportEnvironmentRunRequest: _TypeAlias = ReportEnvironmentRunRequest  # noqa: Y015
+
+@_typing.final
 class Usage(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -376,7 +419,7 @@ class Usage(_message.Message):
     QUANTITY_FIELD_NUMBER: _builtins.int
     sku: _builtins.str
     unit: _builtins.str
-    """`step:n` or `eval:n`"""
+    """`step:n` or `eval:n`; `reward.*` may be of either"""
     quantity: _builtins.int
     def __init__(
         self,
@@ -421,6 +464,9 @@ class Step(_message.Message):
     METRICS_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     EVALUATION_FIELD_NUMBER: _builtins.int
+    ROLLOUTS_FIELD_NUMBER: _builtins.int
+    EVALUATION_ROLLOUTS_FIELD_NUMBER: _builtins.int
+    NOTICES_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     @_builtins.property
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
@@ -432,6 +478,16 @@ class Step(_message.Message):
     def evaluation(self) -> Global___Evaluation:
         """Evaluation that was run after this step (after step 0: before training), absent otherwise."""
 
+    @_builtins.property
+    def rollouts(self) -> Global___RolloutFile:
+        """RL: the stored rollouts of this step, and those of its evaluation. Their objects are uploaded already."""
+
+    @_builtins.property
+    def evaluation_rollouts(self) -> Global___RolloutFile: ...
+    @_builtins.property
+    def notices(self) -> _containers.RepeatedCompositeFieldContainer[Global___Notice]:
+        """What the customer should hear of, in order: `warning` and `rollout` events."""
+
     def __init__(
         self,
         *,
@@ -439,10 +495,13 @@ class Step(_message.Message):
         metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         usage: _abc.Iterable[Global___Usage] | None = ...,
         evaluation: Global___Evaluation | None = ...,
+        rollouts: Global___RolloutFile | None = ...,
+        evaluation_rollouts: Global___RolloutFile | None = ...,
+        notices: _abc.Iterable[Global___Notice] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["evaluation", b"evaluation"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["evaluation", b"evaluation", "evaluation_rollouts", b"evaluation_rollouts", "rollouts", b"rollouts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluation", b"evaluation", "metrics", b"metrics", "step", b"step", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluation", b"evaluation", "evaluation_rollouts", b"evaluation_rollouts", "metrics", b"metrics", "notices", b"notices", "rollouts", b"rollouts", "step", b"step", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -452,23 +511,106 @@ Global___Step: _TypeAlias = Step  # noqa: Y015
 class Evaluation(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class MetricsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     LOSS_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
     loss: _builtins.float
+    """Mean loss on what is held out; absent for RL."""
     tokens: _builtins.int
+    @_builtins.property
+    def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Further results by name, as in `accuracy` or `reward`."""
+
     def __init__(
         self,
         *,
-        loss: _builtins.float = ...,
+        loss: _builtins.float | None = ...,
         tokens: _builtins.int = ...,
+        metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "loss", b"loss"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "loss", b"loss", "metrics", b"metrics", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
+    _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__loss) -> _WhichOneofReturnType__loss | None: ...
+
+Global___Evaluation: _TypeAlias = Evaluation  # noqa: Y015
+
+@_typing.final
+class RolloutFile(_message.Message):
+    """JSON lines of `finery.types.rollouts.Rollout`, in the order of their numbers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    sha256: _builtins.str
+    bytes: _builtins.int
+    count: _builtins.int
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+        sha256: _builtins.str = ...,
+        bytes: _builtins.int = ...,
+        count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["loss", b"loss", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "count", b"count", "key", b"key", "sha256", b"sha256"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Evaluation: _TypeAlias = Evaluation  # noqa: Y015
+Global___RolloutFile: _TypeAlias = RolloutFile  # noqa: Y015
+
+@_typing.final
+class Notice(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TYPE_FIELD_NUMBER: _builtins.int
+    DATA_JSON_FIELD_NUMBER: _builtins.int
+    type: _builtins.str
+    """`warning` or `rollout`: a type of event."""
+    data_json: _builtins.str
+    """The event's data, a JSON object; `step` is added."""
+    def __init__(
+        self,
+        *,
+        type: _builtins.str = ...,
+        data_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_json", b"data_json", "type", b"type"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Notice: _TypeAlias = Notice  # noqa: Y015
 
 @_typing.final
 class CommitStepsRequest(_message.Message):
@@ -538,6 +680,7 @@ class PublishCheckpointRequest(_message.Message):
     RESUME_SHA256_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
     VALIDATION_LOSS_FIELD_NUMBER: _builtins.int
+    VALIDATION_REWARD_FIELD_NUMBER: _builtins.int
     attempt_id: _builtins.str
     fence: _builtins.int
     step: _builtins.int
@@ -552,6 +695,8 @@ class PublishCheckpointRequest(_message.Message):
     """`adapter` or `full`"""
     validation_loss: _builtins.float
     """Of the evaluation at this step; absent without one, or when it was not finite."""
+    validation_reward: _builtins.float
+    """RL: mean greedy reward on the held-out prompts at this step."""
     @_builtins.property
     def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___CheckpointFile]: ...
     def __init__(
@@ -568,14 +713,20 @@ class PublishCheckpointRequest(_message.Message):
         resume_sha256: _builtins.str = ...,
         kind: _builtins.str = ...,
         validation_loss: _builtins.float | None = ...,
+        validation_reward: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_validation_loss", b"_validation_loss", "validation_loss", b"validation_loss"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_validation_loss", b"_validation_loss", "_validation_reward", b"_validation_reward", "validation_loss", b"validation_loss", "validation_reward", b"validation_reward"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_validation_loss", b"_validation_loss", "attempt_id", b"attempt_id", "fence", b"fence", "files", b"files", "final", b"final", "kind", b"kind", "manifest_json", b"manifest_json", "prefix", b"prefix", "resume_prefix", b"resume_prefix", "resume_sha256", b"resume_sha256", "step", b"step", "validation_loss", b"validation_loss"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_validation_loss", b"_validation_loss", "_validation_reward", b"_validation_reward", "attempt_id", b"attempt_id", "fence", b"fence", "files", b"files", "final", b"final", "kind", b"kind", "manifest_json", b"manifest_json", "prefix", b"prefix", "resume_prefix", b"resume_prefix", "resume_sha256", b"resume_sha256", "step", b"step", "validation_loss", b"validation_loss", "validation_reward", b"validation_reward"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__validation_loss: _TypeAlias = _typing.Literal["validation_loss"]  # noqa: Y015
     _WhichOneofArgType__validation_loss: _TypeAlias = _typing.Literal["_validation_loss", b"_validation_loss"]  # noqa: Y015
+    _WhichOneofReturnType__validation_reward: _TypeAlias = _typing.Literal["validation_reward"]  # noqa: Y015
+    _WhichOneofArgType__validation_reward: _TypeAlias = _typing.Literal["_validation_reward", b"_validation_reward"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__validation_loss) -> _WhichOneofReturnType__validation_loss | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__validation_reward) -> _WhichOneofReturnType__validation_reward | None: ...
 
 Global___PublishCheckpointRequest: _TypeAlias = PublishCheckpointRequest  # noqa: Y015
 

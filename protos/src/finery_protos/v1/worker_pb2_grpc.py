@@ -54,6 +54,11 @@ class WorkersStub:
                 request_serializer=finery__protos_dot_v1_dot_worker__pb2.ReportPreviewRequest.SerializeToString,
                 response_deserializer=finery__protos_dot_v1_dot_worker__pb2.Orders.FromString,
                 _registered_method=True)
+        self.ReportEnvironmentRun = channel.unary_unary(
+                '/finery.v1.Workers/ReportEnvironmentRun',
+                request_serializer=finery__protos_dot_v1_dot_worker__pb2.ReportEnvironmentRunRequest.SerializeToString,
+                response_deserializer=finery__protos_dot_v1_dot_worker__pb2.Orders.FromString,
+                _registered_method=True)
         self.CommitSteps = channel.unary_unary(
                 '/finery.v1.Workers/CommitSteps',
                 request_serializer=finery__protos_dot_v1_dot_worker__pb2.CommitStepsRequest.SerializeToString,
@@ -102,6 +107,13 @@ class WorkersServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReportEnvironmentRun(self, request, context):
+        """End of a `prepare` attempt that was asked to grade answers only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CommitSteps(self, request, context):
         """Progress, metrics and usage of contiguous steps.
         """
@@ -144,6 +156,11 @@ def add_WorkersServicer_to_server(servicer, server):
             'ReportPreview': grpc.unary_unary_rpc_method_handler(
                     servicer.ReportPreview,
                     request_deserializer=finery__protos_dot_v1_dot_worker__pb2.ReportPreviewRequest.FromString,
+                    response_serializer=finery__protos_dot_v1_dot_worker__pb2.Orders.SerializeToString,
+            ),
+            'ReportEnvironmentRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportEnvironmentRun,
+                    request_deserializer=finery__protos_dot_v1_dot_worker__pb2.ReportEnvironmentRunRequest.FromString,
                     response_serializer=finery__protos_dot_v1_dot_worker__pb2.Orders.SerializeToString,
             ),
             'CommitSteps': grpc.unary_unary_rpc_method_handler(
@@ -269,6 +286,33 @@ class Workers:
             target,
             '/finery.v1.Workers/ReportPreview',
             finery__protos_dot_v1_dot_worker__pb2.ReportPreviewRequest.SerializeToString,
+            finery__protos_dot_v1_dot_worker__pb2.Orders.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportEnvironmentRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/finery.v1.Workers/ReportEnvironmentRun',
+            finery__protos_dot_v1_dot_worker__pb2.ReportEnvironmentRunRequest.SerializeToString,
             finery__protos_dot_v1_dot_worker__pb2.Orders.FromString,
             options,
             channel_credentials,

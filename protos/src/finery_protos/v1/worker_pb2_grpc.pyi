@@ -42,6 +42,8 @@ class WorkersStub:
     """End of a `prepare` attempt that went well: the data is rendered, counted and stored."""
     ReportPreview: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ReportPreviewRequest, _worker_pb2.Orders]
     """End of a `prepare` attempt that was asked for a preview only."""
+    ReportEnvironmentRun: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ReportEnvironmentRunRequest, _worker_pb2.Orders]
+    """End of a `prepare` attempt that was asked to grade answers only."""
     CommitSteps: _grpc.UnaryUnaryMultiCallable[_worker_pb2.CommitStepsRequest, _worker_pb2.Orders]
     """Progress, metrics and usage of contiguous steps."""
     PublishCheckpoint: _grpc.UnaryUnaryMultiCallable[_worker_pb2.PublishCheckpointRequest, _worker_pb2.PublishCheckpointResponse]
@@ -60,6 +62,8 @@ class WorkersAsyncStub(WorkersStub):
     """End of a `prepare` attempt that went well: the data is rendered, counted and stored."""
     ReportPreview: _aio.UnaryUnaryMultiCallable[_worker_pb2.ReportPreviewRequest, _worker_pb2.Orders]  # type: ignore[assignment]
     """End of a `prepare` attempt that was asked for a preview only."""
+    ReportEnvironmentRun: _aio.UnaryUnaryMultiCallable[_worker_pb2.ReportEnvironmentRunRequest, _worker_pb2.Orders]  # type: ignore[assignment]
+    """End of a `prepare` attempt that was asked to grade answers only."""
     CommitSteps: _aio.UnaryUnaryMultiCallable[_worker_pb2.CommitStepsRequest, _worker_pb2.Orders]  # type: ignore[assignment]
     """Progress, metrics and usage of contiguous steps."""
     PublishCheckpoint: _aio.UnaryUnaryMultiCallable[_worker_pb2.PublishCheckpointRequest, _worker_pb2.PublishCheckpointResponse]  # type: ignore[assignment]
@@ -99,6 +103,14 @@ class WorkersServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.Orders, _abc.Awaitable[_worker_pb2.Orders]]:
         """End of a `prepare` attempt that was asked for a preview only."""
+
+    @_abc_1.abstractmethod
+    def ReportEnvironmentRun(
+        self,
+        request: _worker_pb2.ReportEnvironmentRunRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.Orders, _abc.Awaitable[_worker_pb2.Orders]]:
+        """End of a `prepare` attempt that was asked to grade answers only."""
 
     @_abc_1.abstractmethod
     def CommitSteps(

@@ -28,8 +28,11 @@ class Checkpoint(Linked):
     """A LoRA adapter in PEFT's layout, or a whole model in transformers' layout."""
     validation_loss: float | None = None
     """Mean over the validation file's trained tokens at this step; None without one (or when it was not finite)."""
+    validation_reward: float | None = None
+    """RL: mean greedy reward on the held-out prompts at this step."""
     best: bool = False
-    """It has the lowest validation loss of its job's checkpoints; the earliest of equals."""
+    """It has the lowest validation loss (RL: the highest validation reward) of its job's checkpoints; the earliest of
+    equals."""
     model: str
     files: tuple[CheckpointFile, ...]
     bytes: int

@@ -7,8 +7,10 @@ from typing import Any, Literal
 from finery.types.base import Linked, Time
 from finery.types.errors import Problem
 
-FileFormat = Literal["chat", "completion", "text", "tokens"]
-"""What a row is: messages; prompt and completion; a text; token ids. The first row decides for the whole file."""
+FileFormat = Literal["chat", "completion", "text", "tokens", "preference", "prompts"]
+"""What a row is: messages; prompt and completion; a text; token ids; two answers of which one was chosen; a prompt with
+what graders need to know. The first row decides for the whole file."""
+SFT_FORMATS: tuple[FileFormat, ...] = ("chat", "completion", "text", "tokens")
 FileEncoding = Literal["jsonl", "parquet"]
 FileStatus = Literal["valid", "invalid"]
 

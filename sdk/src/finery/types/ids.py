@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import StringConstraints
 
-Prefix = Literal["ten", "proj", "key", "file", "mdl", "job", "att", "ckpt", "env", "prev", "req", "pb"]
+Prefix = Literal["ten", "proj", "key", "file", "mdl", "job", "att", "ckpt", "env", "prev", "erun", "req", "pb"]
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford: no i, l, o, u
 _LENGTH = 36  # ceil((48 + 128) / 5)

@@ -53,8 +53,12 @@ class Job(Linked):
     """Name of the base model."""
     from_checkpoint: str | None = None
     merge_checkpoint: bool = False
-    training_file: str
+    training_file: str | None = None
+    """None for RL in an environment that makes its prompts."""
     validation_file: str | None = None
+    environment: dict[str, Any] | None = None
+    """RL: the environment as it is used, an `EnvironmentSpec`."""
+    environment_id: str | None = None
     name: str | None = None
     metadata: dict[str, str] = {}
     seed: int
@@ -77,7 +81,8 @@ class Job(Linked):
     data: DataReport | None = None
     """What preparation found; None before."""
     best_checkpoint: str | None = None
-    """The checkpoint with the lowest validation loss so far; None without a validation file."""
+    """The checkpoint that evaluated best so far (lowest validation loss; RL: highest held-out reward); None where nothing
+    is held out."""
     usage: dict[str, int] = {}
     """Units by SKU, billable and provisional; what was voided is not in it."""
     cost: Usd = Decimal(0)
@@ -122,12 +127,16 @@ class Job(Linked):
         """Its checkpoints, oldest first."""
         return self._client().checkpoints.list(job=self)
 
+    def rollouts(self, **options: Any) -> Any:
+        """`client.jobs.rollouts` of this job: step, kind."""
+        return self._client().jobs.rollouts(self, **options)
+
     def plot(self, path: str | PathLike[str] | None = None) -> Any:
         """`client.jobs.plot` of this job: a picture in a notebook, a file with `path`."""
         return self._client().jobs.plot(self, path=path)
 
 
-EventType = Literal["state", "metric", "eval", "checkpoint", "prepared", "attempt", "warning"]
+EventType = Literal["state", "metric", "eval", "checkpoint", "prepared", "attempt", "warning", "rollout"]
 
 
 class Event(Resource):
@@ -137,8 +146,11 @@ class Event(Resource):
     truncated_rows, total_steps, total_trained_tokens, statistics (a `DataReport`); warning: code, message, param?,
     details?; attempt: attempt, number, phase (started | ended), reason?, resumed_from_step?;
     metric: step, total_steps, loss, trained_tokens, tokens, learning_rate, grad_norm, tokens_per_second,
-    step_seconds, learner_seconds, memory_bytes, cost; eval: step, loss, tokens; checkpoint: checkpoint, step, final,
-    validation_loss.
+    step_seconds, learner_seconds, memory_bytes, cost; and by method — dpo: margin, accuracy, chosen_reward,
+    rejected_reward, chosen_logp, rejected_logp, kl; rl: reward, reward_std, kl, and more (docs/rl.md);
+    eval: step, tokens, and loss (sft, dpo; dpo also accuracy, margin) or reward, reward_low, reward_high, pass_at_<k>
+    (rl); checkpoint: checkpoint, step, final, validation_loss, validation_reward;
+    rollout: step, prompt, text, reward, failure (a sample of the step's, texts shortened).
     A number that is not finite is null, next to `non_finite: {field: "NaN" | "Infinity" | "-Infinity"}`.
     """
 

@@ -55,7 +55,7 @@ class Model(Resource):
     name: str
     max_length: int
     parameters: int | None = None
-    methods: tuple[str, ...] = ("sft",)
+    methods: tuple[str, ...] = ("sft", "dpo", "rl")
     prices: dict[str, str] = {}
     """US dollars per million units, by SKU, of the price book in force."""
     created_at: Time

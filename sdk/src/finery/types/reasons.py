@@ -30,6 +30,9 @@ class JobReason(StrEnum):
     INVALID_DATA = "invalid_data"
     INVALID_MODEL = "invalid_model"
     NO_TRAINABLE_TOKENS = "no_trainable_tokens"
+    INVALID_ENVIRONMENT = "invalid_environment"
+    SANDBOX_UNAVAILABLE = "sandbox_unavailable"
+    REWARDS_FAILED = "rewards_failed"
     NON_FINITE_LOSS = "non_finite_loss"
     OUT_OF_MEMORY = "out_of_memory"
     TOO_MANY_FAULTS = "too_many_faults"
@@ -77,7 +80,7 @@ RULES: dict[JobReason, ReasonRule] = {
         "succeeded", 0, "customer", "All steps are done and the final checkpoint is stored."
     ),
     JobReason.STOPPED_EARLY: ReasonRule(
-        "succeeded", 0, "customer", "The validation loss stopped falling; the best checkpoint is marked."
+        "succeeded", 0, "customer", "The evaluation reached its target or stopped getting better; the best checkpoint is marked."
     ),
     JobReason.CANCELLED_BY_CUSTOMER: ReasonRule("cancelled", 0, "customer", "The job was cancelled on request."),
     JobReason.PAUSED_BY_CUSTOMER: ReasonRule("paused", 0, "customer", "The job was paused on request."),
@@ -89,6 +92,15 @@ RULES: dict[JobReason, ReasonRule] = {
     ),
     JobReason.NO_TRAINABLE_TOKENS: ReasonRule(
         "failed", 0, "platform", "No token of the training data would carry loss; nothing was trained."
+    ),
+    JobReason.INVALID_ENVIRONMENT: ReasonRule(
+        "failed", 0, "platform", "The environment cannot be used; the error says what and why."
+    ),
+    JobReason.SANDBOX_UNAVAILABLE: ReasonRule(
+        "failed", 0, "platform", "The workers have no sandbox for customers' code, and it never runs without one."
+    ),
+    JobReason.REWARDS_FAILED: ReasonRule(
+        "failed", 0, "customer", "Too many rollouts got no reward; the error and the rollouts say why."
     ),
     JobReason.NON_FINITE_LOSS: ReasonRule(
         "failed", 0, "customer", "Loss or gradient became NaN or infinite; try a lower learning rate."

@@ -10,8 +10,27 @@ from finery.types.money import Usd
 
 
 class Sku(StrEnum):
+    """What is metered: tokens, and seconds where the name says so."""
+
     TRAIN_SFT = "train.sft"
+    TRAIN_DPO = "train.dpo"
+    """Tokens of both answers that carry loss."""
+    TRAIN_RL = "train.rl"
+    """Sampled tokens that carry loss, once for each pass over them."""
     EVAL_SFT = "eval.sft"
+    EVAL_DPO = "eval.dpo"
+    EVAL_RL = "eval.rl"
+    """Tokens generated to evaluate."""
+    ROLLOUT_PREFILL = "rollout.prefill"
+    """Prompt tokens that were computed: once for a group."""
+    ROLLOUT_PREFILL_CACHED = "rollout.prefill_cached"
+    """Prompt tokens that the group's other rollouts took from the cache."""
+    ROLLOUT_GENERATED = "rollout.generated"
+    """Tokens that were sampled for training, those of rollouts without a reward excepted."""
+    REWARD_CPU_SECONDS = "reward.cpu_seconds"
+    """Of customers' code, whole seconds of the running sum."""
+    REWARD_LLM_INPUT = "reward.llm_input"
+    REWARD_LLM_OUTPUT = "reward.llm_output"
 
 
 class UsageState(StrEnum):

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from finery_gpu_workers.losses import cross_entropy
+from finery_gpu_workers.losses.cross_entropy import cross_entropy
 from finery_gpu_workers.seeds import derive, torch_threads
 
 

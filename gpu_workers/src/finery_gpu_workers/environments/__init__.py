@@ -1,0 +1,1 @@
+"""Environments: where prompts come from, and what rewards an answer."""

@@ -1,0 +1,1 @@
+"""Losses: pure, shape-checked; each names its numerator and its denominator."""

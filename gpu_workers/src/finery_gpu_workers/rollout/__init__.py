@@ -1,0 +1,1 @@
+"""Sampling: batched decoding with a cache, and what it was asked for."""
