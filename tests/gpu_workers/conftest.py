@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from pydantic import TypeAdapter
 
 from finery.types.ids import new_id
-from finery.types.methods import Adapter, LoraAdapter, SftHyperparameters, SftJobCreate
+from finery.types.methods import Adapter, JobCreate, LoraAdapter
 from finery_gpu_workers import run
 from finery_protos.v1 import worker_pb2 as pb
 from finery_testing.control_plane import FakeControlPlane
@@ -18,6 +19,7 @@ from finery_testing.tiny import make_tiny_model
 
 MakeJob = Callable[..., FakeControlPlane]
 ADAPTER = LoraAdapter(rank=4, alpha=8.0)
+_SPEC: TypeAdapter[JobCreate] = TypeAdapter(JobCreate)
 TRAINING_FILE = new_id("file", 0)  # one for all, so that specs are equal
 
 
@@ -84,22 +86,18 @@ def stands_on(first: FakeControlPlane, kind: Literal["full", "merge"]) -> dict[s
     return {"store": first.store, "job": f"{first.job}_next", "base": (*first.base, part)}
 
 
-def _spec(seed: int, adapter: Adapter, others: dict[str, Any], hyper: dict[str, Any]) -> SftJobCreate:
-    return SftJobCreate(
-        method="sft",
-        model="tiny",
-        training_file=TRAINING_FILE,
-        seed=seed,
-        adapter=adapter,
-        hyperparameters=SftHyperparameters(**{"batch_tokens": 128, "learning_rate": 1e-2} | hyper),
-        **others,
-    )
+def _spec(method: str, seed: int, adapter: Adapter, others: dict[str, Any], hyper: dict[str, Any]) -> JobCreate:
+    defaults = {"learning_rate": 1e-2} | ({} if method == "rl" else {"batch_tokens": 128})
+    given: dict[str, Any] = {} if method == "rl" else {"training_file": TRAINING_FILE}
+    given |= {"method": method, "model": "tiny", "seed": seed, "adapter": adapter, "hyperparameters": defaults | hyper}
+    return _SPEC.validate_python(given | others)
 
 
 @pytest.fixture
 def make_job(tmp_path: Path, tiny_folder: Path) -> Iterator[MakeJob]:
     """`make_job(rows, validation=rows, **hyperparameters)`, more than one if wanted; `spec` holds other fields.
 
+    `method="dpo"` takes preference rows; `method="rl"` an environment in `spec`, and rows where its type is `prompts`.
     `onto=goes_on(first)` or `onto=stands_on(first, "full" | "merge")`: from the last checkpoint of another job.
     """
     made: list[FakeControlPlane] = []
@@ -112,14 +110,16 @@ def make_job(tmp_path: Path, tiny_folder: Path) -> Iterator[MakeJob]:
         seed: int = 0,
         adapter: Adapter = ADAPTER,
         spec: dict[str, Any] | None = None,
+        method: str = "sft",
         onto: dict[str, Any] | None = None,
         **hyper: Any,
     ) -> FakeControlPlane:
-        rows = chat_rows() if rows is None else rows
+        if rows is None and method == "sft":
+            rows = chat_rows()
         control = FakeControlPlane(
-            spec=_spec(seed, adapter, spec or {}, hyper),
+            spec=_spec(method, seed, adapter, spec or {}, hyper),
             model=model or tiny_folder,
-            training=rows if isinstance(rows, bytes) else as_jsonl(rows),
+            training=as_jsonl(rows) if isinstance(rows, list) else rows,
             validation=None if validation is None else as_jsonl(validation),
             **({"store": tmp_path / f"store-{len(made)}"} | (onto or {})),
         )

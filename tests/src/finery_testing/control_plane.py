@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import grpc
 
 from finery.types.errors import ErrorDetail
-from finery.types.methods import SftJobCreate
+from finery.types.methods import JobCreate, RlJobCreate
 from finery_protos.v1 import worker_pb2 as pb
 from finery_protos.v1.worker_pb2_grpc import WorkersServicer, add_WorkersServicer_to_server
 
@@ -48,9 +48,10 @@ class FakeControlPlane(WorkersServicer):
     """One job and its attempts, one after the other. `store` is the folder of a `file://` store."""
 
     store: Path
-    spec: SftJobCreate
+    spec: JobCreate
     model: Path
-    training: bytes
+    training: bytes | None
+    """None: the environment makes its prompts."""
     validation: bytes | None = None
     job: str = JOB
     created_ms: int = 1_796_000_000_000
@@ -74,6 +75,8 @@ class FakeControlPlane(WorkersServicer):
     prepared: pb.ReportPreparedRequest | None = None
     preview_json: str = ""
     previewed: pb.ReportPreviewRequest | None = None
+    run_json: str = ""
+    graded: pb.ReportEnvironmentRunRequest | None = None
     finished: Finished | None = None
     refused: list[str] = field(default_factory=list)
     """Refusals that only a wrong worker gets: all but those of hooks and fences."""
@@ -141,6 +144,11 @@ class FakeControlPlane(WorkersServicer):
     def ReportPreview(self, request: pb.ReportPreviewRequest, context: grpc.ServicerContext) -> pb.Orders:  # noqa: N802
         return self._answer("ReportPreview", self._report_preview, request, context)
 
+    def ReportEnvironmentRun(  # noqa: N802
+        self, request: pb.ReportEnvironmentRunRequest, context: grpc.ServicerContext
+    ) -> pb.Orders:
+        return self._answer("ReportEnvironmentRun", self._report_run, request, context)
+
     def CommitSteps(self, request: pb.CommitStepsRequest, context: grpc.ServicerContext) -> pb.Orders:  # noqa: N802
         return self._answer("CommitSteps", self._commit_steps, request, context)
 
@@ -181,16 +189,19 @@ class FakeControlPlane(WorkersServicer):
             spec_json=self.spec.model_dump_json(),
             model_source_json=json.dumps({"type": "path", "path": str(self.model)}),
             model_name="tiny",
-            training_key=f"{TENANT}/files/training",
-            training_sha256=hashlib.sha256(self.training).hexdigest(),
-            training_encoding=self.training_encoding,
             output_prefix=self._output_prefix,
             base=self.base,
             created_ms=self.created_ms,
             start_prefix=self.start_prefix,
             preview_json=self.preview_json if self.kind == pb.ATTEMPT_KIND_PREPARE else "",
+            environment_json=self._environment_json(),
+            run_json=self.run_json if self.kind == pb.ATTEMPT_KIND_PREPARE else "",
             orders=self._orders(),
         )
+        if self.training is not None:
+            assignment.training_key = f"{TENANT}/files/training"
+            assignment.training_sha256 = hashlib.sha256(self.training).hexdigest()
+            assignment.training_encoding = self.training_encoding
         if self.validation is not None:
             assignment.validation_key = f"{TENANT}/files/validation"
             assignment.validation_sha256 = hashlib.sha256(self.validation).hexdigest()
@@ -216,6 +227,17 @@ class FakeControlPlane(WorkersServicer):
         self.previewed, self.live = request, False
         return self._orders()
 
+    def _report_run(self, request: pb.ReportEnvironmentRunRequest) -> pb.Orders:
+        self._must(self.kind == pb.ATTEMPT_KIND_PREPARE and bool(self.run_json), "not asked for a run")
+        self.graded, self.live = request, False
+        return self._orders()
+
+    def _environment_json(self) -> str:
+        if not isinstance(self.spec, RlJobCreate):
+            return ""
+        assert not isinstance(self.spec.environment, str)
+        return self.spec.environment.model_dump_json()
+
     def _commit_steps(self, request: pb.CommitStepsRequest) -> pb.Orders:
         for step in request.steps:
             if step.step <= self.step and step.step > 0:
@@ -223,14 +245,27 @@ class FakeControlPlane(WorkersServicer):
             self._must(step.step in (self.step + 1, 0), f"expected step {self.step + 1}, found {step.step}")
             self._must(step.step <= self.granted, f"step {step.step}: granted through {self.granted}")
             self._must(all(usage.unit.endswith(f":{step.step}") for usage in step.usage), "a unit of another step")
+            for name in ("rollouts", "evaluation_rollouts"):
+                if step.HasField(name):
+                    self._check_rollouts(getattr(step, name))
             self.steps.append(step)
             self.step = step.step
         return self._orders()
 
+    def _check_rollouts(self, file: pb.RolloutFile) -> None:
+        self._must(file.key.startswith(self._output_prefix), f"{file.key} is not the attempt's")
+        path = self.store / file.key
+        self._must(path.is_file(), f"{file.key} is not in the store")
+        content = path.read_bytes()
+        self._must(hashlib.sha256(content).hexdigest() == file.sha256, f"sha256 of {file.key}")
+        self._must(len(content) == file.bytes and content.count(b"\n") == file.count, f"size of {file.key}")
+
     def _publish(self, request: pb.PublishCheckpointRequest) -> pb.PublishCheckpointResponse:
         assert self.prepared is not None
         self._must(1 <= request.step <= self.step, f"committed through {self.step}, found {request.step}")
-        early = self.spec.hyperparameters.early_stopping_patience is not None and request.step == self.step
+        hyper = self.spec.hyperparameters
+        early = hyper.early_stopping_patience is not None or getattr(hyper, "target_reward", None) is not None
+        early = early and request.step == self.step
         last = request.step == self.prepared.total_steps
         self._must(request.final or not last, "the last step's checkpoint is not final")
         self._must(last or early or not request.final, "final only at the last step, or where the job stops early")
@@ -264,6 +299,12 @@ class FakeControlPlane(WorkersServicer):
         if self.intent == pb.INTENT_RUN:
             self.granted = max(self.granted, min(self.step + self.grant_steps, total))
         return pb.Orders(intent=self.intent, granted_through=self.granted, lease_seconds=self.lease_seconds)
+
+    def rollouts(self, step: int, *, evaluation: bool = False) -> list[dict[str, Any]]:
+        """Those of the last attempt that committed the step."""
+        message = next(one for one in reversed(self.steps) if one.step == step)
+        file = message.evaluation_rollouts if evaluation else message.rollouts
+        return [json.loads(line) for line in (self.store / file.key).read_text().splitlines()]
 
     def _object(self, prefix: str, path: str) -> bytes:
         self._must(prefix.startswith(self._output_prefix), f"{prefix} is not the attempt's")

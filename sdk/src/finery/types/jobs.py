@@ -81,8 +81,8 @@ class Job(Linked):
     data: DataReport | None = None
     """What preparation found; None before."""
     best_checkpoint: str | None = None
-    """The checkpoint that evaluated best so far (lowest validation loss; RL: highest held-out reward); None where nothing
-    is held out."""
+    """The checkpoint that evaluated best so far (lowest validation loss; RL: highest held-out reward); None where
+    nothing is held out."""
     usage: dict[str, int] = {}
     """Units by SKU, billable and provisional; what was voided is not in it."""
     cost: Usd = Decimal(0)

@@ -11,11 +11,13 @@ from finery.types.dpo import DpoHyperparameters, DpoJobCreate
 from finery.types.rl import RlHyperparameters, RlJobCreate
 from finery.types.sft import SftHyperparameters, SftJobCreate, TrainOn
 from finery.types.spec import (
-    AddedToken,
     Adapter,
+    AddedToken,
+    EmbeddingName,
     FullWeights,
     JobSpec,
     Limits,
+    LinearName,
     LoraAdapter,
     Metadata,
     Optimization,
@@ -26,15 +28,17 @@ from finery.types.spec import (
 )
 
 __all__ = [
-    "AddedToken",
     "Adapter",
+    "AddedToken",
     "DpoHyperparameters",
     "DpoJobCreate",
+    "EmbeddingName",
     "FullWeights",
     "JobCreate",
     "JobSpec",
     "JobUpdate",
     "Limits",
+    "LinearName",
     "LoraAdapter",
     "Metadata",
     "Optimization",

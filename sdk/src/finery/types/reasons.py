@@ -80,7 +80,10 @@ RULES: dict[JobReason, ReasonRule] = {
         "succeeded", 0, "customer", "All steps are done and the final checkpoint is stored."
     ),
     JobReason.STOPPED_EARLY: ReasonRule(
-        "succeeded", 0, "customer", "The evaluation reached its target or stopped getting better; the best checkpoint is marked."
+        "succeeded",
+        0,
+        "customer",
+        "The evaluation reached its target or stopped getting better; the best checkpoint is marked.",
     ),
     JobReason.CANCELLED_BY_CUSTOMER: ReasonRule("cancelled", 0, "customer", "The job was cancelled on request."),
     JobReason.PAUSED_BY_CUSTOMER: ReasonRule("paused", 0, "customer", "The job was paused on request."),
