@@ -12,7 +12,7 @@ import pytest
 from finery.types.jobs import TERMINAL, Intent, JobState
 from finery.types.reasons import RULES, JobReason
 from finery_service.jobs.states import (
-    PREVIEW_TRANSITIONS,
+    PREPARED_TRANSITIONS,
     TRANSITIONS,
     AttemptKind,
     AttemptView,
@@ -219,7 +219,7 @@ def test_a_worker_that_is_lost_while_it_pauses_leaves_a_paused_job() -> None:
 
 
 def test_a_preview_ends_with_its_preparation_and_never_waits_for_an_accelerator() -> None:
-    preview = JobView(JobState.VALIDATING, preview=True)
+    preview = JobView(JobState.VALIDATING, ends_prepared=True)
     assert decide(preview, None, now=NOW, pool="alive") == Decision(prepare=True)
     done = after_attempt(preview, "prepare", JobReason.COMPLETED, NOW)
     assert (done.to, done.reason) == (JobState.SUCCEEDED, JobReason.COMPLETED)
@@ -228,11 +228,11 @@ def test_a_preview_ends_with_its_preparation_and_never_waits_for_an_accelerator(
     for reason in RULES:
         for intent in Intent:
             target = after_attempt(replace(preview, intent=intent), "prepare", reason, NOW).to
-            assert target is None or allowed("validating", target, preview=True), (reason, intent)
-    for targets in PREVIEW_TRANSITIONS.values():
+            assert target is None or allowed("validating", target, ends_prepared=True), (reason, intent)
+    for targets in PREPARED_TRANSITIONS.values():
         assert targets <= TERMINAL
     assert not allowed("validating", "succeeded")
-    assert not allowed("succeeded", "queued", preview=True)
+    assert not allowed("succeeded", "queued", ends_prepared=True)
 
 
 def test_every_outcome_is_an_allowed_move() -> None:

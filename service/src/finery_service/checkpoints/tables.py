@@ -21,6 +21,7 @@ class CheckpointRow(SQLModel, table=True):
     final: bool
     kind: str = "adapter"
     validation_loss: float | None = None
+    validation_reward: float | None = None
     prefix: str
     files: list[dict[str, Any]] = json_field()
     bytes: int = Field(sa_type=BigInteger)

@@ -10,7 +10,8 @@ from sqlmodel import Field
 
 
 def json_field(**kwargs: Any) -> Any:
-    return Field(sa_type=JSONB, **kwargs)
+    """None is SQL's NULL, so that checks on `is null` see it, not JSON's."""
+    return Field(sa_type=JSONB(none_as_null=True), **kwargs)
 
 
 def time_field(**kwargs: Any) -> Any:

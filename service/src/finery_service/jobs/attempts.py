@@ -29,7 +29,7 @@ def view(job: JobRow) -> JobView:
         intent_at=job.intent_at,
         faults=job.faults,
         not_before=job.not_before,
-        preview=job.kind == "preview",
+        ends_prepared=job.kind != "job",
     )
 
 

@@ -31,10 +31,10 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     JobState.FAILED: frozenset(),
     JobState.CANCELLED: frozenset(),
 }
-PREVIEW_TRANSITIONS: dict[JobState, frozenset[JobState]] = {
+PREPARED_TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     JobState.VALIDATING: frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
 }
-"""A preview is prepared and never trained, so it never waits for an accelerator."""
+"""A preview, or a run of an environment, ends with its preparation, so it never waits for an accelerator."""
 
 _INTENDED = {
     Intent.CANCEL: (JobState.CANCELLED, JobReason.CANCELLED_BY_CUSTOMER),
@@ -45,8 +45,8 @@ _MISSING_AFTER = timedelta(seconds=10)
 """A pool may list a fresh worker late; before this, `missing` says nothing."""
 
 
-def allowed(source: str, target: str, *, preview: bool = False) -> bool:
-    table = PREVIEW_TRANSITIONS if preview else TRANSITIONS
+def allowed(source: str, target: str, *, ends_prepared: bool = False) -> bool:
+    table = PREPARED_TRANSITIONS if ends_prepared else TRANSITIONS
     return JobState(target) in table.get(JobState(source), frozenset())
 
 
@@ -59,8 +59,8 @@ class JobView:
     faults: Mapping[str, int] | None = None
     """Attempts that ended so since the last checkpoint, by reason."""
     not_before: datetime | None = None
-    preview: bool = False
-    """It ends with its preparation."""
+    ends_prepared: bool = False
+    """It is no job but a preview or a run of an environment: it ends with its preparation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ def _after_completion(job: JobView, kind: AttemptKind, reason: JobReason) -> Out
         return Outcome(JobState.SUCCEEDED, reason, faults={})
     if job.intent is Intent.CANCEL:
         return Outcome(*_INTENDED[Intent.CANCEL])
-    if job.preview:
+    if job.ends_prepared:
         return Outcome(JobState.SUCCEEDED, JobReason.COMPLETED, faults={})
     return Outcome(JobState.QUEUED, JobReason.WAITING_FOR_PLACEMENT, faults={})
 

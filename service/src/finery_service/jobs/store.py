@@ -83,7 +83,7 @@ async def move(
     job = await lock(session, job_id)
     if job is None or expect_version not in (None, job.version):
         return False
-    if not allowed(job.state, to, preview=job.kind == "preview"):
+    if not allowed(job.state, to, ends_prepared=job.kind != "job"):
         return False
     source, job.state = job.state, to.value
     job.reason = reason.value if reason else None

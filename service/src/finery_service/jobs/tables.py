@@ -16,12 +16,18 @@ class JobRow(SQLModel, table=True):
     id: str = Field(primary_key=True)
     project_id: str
     kind: str = "job"
+    """`job`, or what ends with its preparation: `preview` of a file, `run` of an environment."""
     method: str
-    model_id: str
+    model_id: str | None = None
+    """None only of a run."""
     base: list[dict[str, Any]] = json_field(default_factory=list)
     from_checkpoint_id: str | None = None
-    training_file_id: str
+    training_file_id: str | None = None
+    """None where an environment makes its prompts."""
     validation_file_id: str | None = None
+    environment_id: str | None = None
+    environment: dict[str, Any] | None = json_field(default=None)
+    """As it is used: `finery.types.environments.EnvironmentSpec`."""
     price_book_id: str
     name: str | None = None
     spec: dict[str, Any] = json_field()
@@ -45,6 +51,7 @@ class JobRow(SQLModel, table=True):
     prepared_prefix: str | None = None
     data: dict[str, Any] | None = json_field(default=None)
     preview: dict[str, Any] | None = json_field(default=None)
+    run: dict[str, Any] | None = json_field(default=None)
     quote_tokens: int | None = Field(default=None, sa_type=BigInteger)
     usage: dict[str, int] = json_field(default_factory=dict)
     last_checkpoint_id: str | None = None

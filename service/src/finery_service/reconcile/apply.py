@@ -100,34 +100,36 @@ async def launch_failed(context: Context, attempt: AttemptRow) -> None:
         await attempts.settle(session, job, outcome, now=context.clock())
 
 
-def _is_preview(job: JobRow) -> bool:
-    return job.kind == "preview"
+def _is_awaited(job: JobRow) -> bool:
+    """A preview of a file, or a run of an environment: somebody looks at it until it is there."""
+    return job.kind != "job"
 
 
 @dataclass
 class _Room:
-    """Prepare attempts that may still start. Previews go first, as somebody waits for them and they are short; but
-    they leave jobs one place, so that no number of them holds a job up. Where there is one place, age alone counts."""
+    """Prepare attempts that may still start. What is awaited (previews, runs of environments) goes first, as it is
+    short; but it leaves jobs one place, so that no amount of it holds a job up. Where there is one place, age alone
+    counts."""
 
     limit: int
     all: int
-    previews: int
+    awaited: int
 
     @classmethod
     def of(cls, view: View, limit: int) -> _Room:
         preparing = [job for job in view.jobs if job.id in view.live and view.live[job.id].kind == "prepare"]
-        return cls(limit, limit - len(preparing), max(1, limit - 1) - sum(map(_is_preview, preparing)))
+        return cls(limit, limit - len(preparing), max(1, limit - 1) - sum(map(_is_awaited, preparing)))
 
     def in_turn(self, jobs: Sequence[JobRow]) -> list[JobRow]:
-        return sorted(jobs, key=lambda job: self.limit > 1 and not _is_preview(job))
+        return sorted(jobs, key=lambda job: self.limit > 1 and not _is_awaited(job))
 
     def take(self, job: JobRow) -> bool:
         """Whether there is a place for it, which it then has."""
-        preview = _is_preview(job)
-        if self.all <= 0 or (preview and self.previews <= 0):
+        awaited = _is_awaited(job)
+        if self.all <= 0 or (awaited and self.awaited <= 0):
             return False
         self.all -= 1
-        self.previews -= preview
+        self.awaited -= awaited
         return True
 
 

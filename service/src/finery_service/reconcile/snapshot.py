@@ -22,7 +22,7 @@ from finery_service.jobs.states import AttemptView, PoolWord
 from finery_service.jobs.tables import AttemptRow, JobRow
 
 _log = structlog.get_logger(__name__)
-_UNREAD = (JobRow.spec, JobRow.error, JobRow.data, JobRow.preview)
+_UNREAD = (JobRow.spec, JobRow.error, JobRow.data, JobRow.preview, JobRow.environment, JobRow.run)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,9 @@ async def report_prepared(call: Call, request: pb.ReportPreparedRequest) -> pb.O
     if attempt.state == "ended" and attempt.kind == "prepare" and attempt.reason == JobReason.COMPLETED:
         return fence.orders(call, job.intent, 0)
     fence.must_run(job, attempt, "prepare")
-    if job.kind == "preview":
-        checks.not_now(f"expected ReportPreview, as {job.id} is a preview")
+    if job.kind != "job":
+        report_of = {"preview": "ReportPreview", "run": "ReportEnvironmentRun"}[job.kind]
+        checks.not_now(f"expected {report_of}, as {job.id} is a {job.kind}")
     checks.key_below(request.prepared_prefix, output_prefix(attempt), "prepared_prefix")
     _check_sets(report, job, request.rows)
     job.prepared_prefix = request.prepared_prefix
