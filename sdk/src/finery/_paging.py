@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Generic, TypeVar
 
-from finery._calls import Call
+from finery._call import Call
 from finery.errors import APIError
 from finery.types.pages import Page
 

@@ -1,26 +1,24 @@
 """A preview as text for a terminal and as HTML. What a row holds is data: it never reaches the screen as commands.
 
 Trained tokens are marked: in a terminal by a green background, in plain text by ⟦…⟧, in HTML by <mark>. Line ends show
-as ⏎, other control characters as their Unicode pictures (␛) or code points (<U+202E>).
+as ⏎.
 """
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 from collections.abc import Iterator
 from html import escape
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from finery._visible import BOLD, DIM, RED, RESET, document, escaped, visible
+
 if TYPE_CHECKING:
     from finery.types.previews import Preview, PreviewRow, PreviewToken
 
-_TRAINED, _SPECIAL, _BOLD, _RED, _DIM, _RESET = "\x1b[30;42m", "\x1b[35m", "\x1b[1m", "\x1b[31m", "\x1b[2m", "\x1b[0m"
+_TRAINED, _SPECIAL = "\x1b[30;42m", "\x1b[35m"
 _SPECIAL_TOKEN = re.compile(r"<[^<>\s]+>|\[[A-Z]+\]")
-# C0, DEL, C1, and what turns the direction of text or cannot be seen. Joiners stay: scripts and emoji need them.
-_HIDDEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u00ad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 _NO_ROWS = "The file has no row at this place; ask for an earlier first_line."
 _STYLE = """
 .finery-preview{font:14px/1.5 system-ui,sans-serif;color:#111;background:#fff;padding:8px;max-width:64rem}
@@ -33,26 +31,19 @@ padding:8px 10px;border:1px solid #ddd;border-radius:6px;background:#fafafa;colo
 """
 
 
-def wants_colour() -> bool:
-    """The standard output is a terminal, and nobody said no (https://no-color.org)."""
-    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
-        return False
-    return sys.stdout is not None and sys.stdout.isatty()
-
-
 def text(preview: Preview, *, color: bool) -> str:
     """Every row with its counts, and what is wrong with it."""
-    bold, red, dim, reset = (_BOLD, _RED, _DIM, _RESET) if color else ("", "", "", "")
-    mark = f"{_TRAINED}trained{_RESET}" if color else "⟦trained⟧"
-    blocks = [f"{bold}{_visible(_title(preview))}{reset}  {dim}marked:{reset} {mark}"]
+    bold, red, dim, reset = (BOLD, RED, DIM, RESET) if color else ("", "", "", "")
+    mark = f"{_TRAINED}trained{RESET}" if color else "⟦trained⟧"
+    blocks = [f"{bold}{visible(_title(preview))}{reset}  {dim}marked:{reset} {mark}"]
     if preview.status == "failed" and preview.error is not None:
-        blocks.append(f"{red}{_visible(preview.error.message)}{reset}")
-    blocks += [f"{red}warning:{reset} {_visible(warning.message)}" for warning in preview.warnings]
+        blocks.append(f"{red}{visible(preview.error.message)}{reset}")
+    blocks += [f"{red}warning:{reset} {visible(warning.message)}" for warning in preview.warnings]
     if preview.status == "ready" and not preview.rows:
         blocks.append(_NO_ROWS)
     for heading, row in _headed(preview):
         lines = [f"{bold}{heading}{reset}"]
-        lines += [f"{red}{_visible(fault)}{reset}" for fault in _faults(row)]
+        lines += [f"{red}{visible(fault)}{reset}" for fault in _faults(row)]
         if row.tokens:
             lines.append((_coloured(row) if color else _bracketed(row)).rstrip("\n"))
         blocks.append("\n".join(lines))
@@ -61,16 +52,16 @@ def text(preview: Preview, *, color: bool) -> str:
 
 def fragment(preview: Preview) -> str:
     """HTML for a notebook; it carries its style and nothing that runs."""
-    parts = [f'<div class="finery-preview"><style>{_STYLE}</style><div>{_escaped(_title(preview))} ']
+    parts = [f'<div class="finery-preview"><style>{_STYLE}</style><div>{escaped(_title(preview))} ']
     parts.append("· marked: <mark>trained</mark></div>")
     if preview.status == "failed" and preview.error is not None:
-        parts.append(f'<p class="bad">{_escaped(preview.error.message)}</p>')
-    parts += [f'<p class="bad">warning: {_escaped(warning.message)}</p>' for warning in preview.warnings]
+        parts.append(f'<p class="bad">{escaped(preview.error.message)}</p>')
+    parts += [f'<p class="bad">warning: {escaped(warning.message)}</p>' for warning in preview.warnings]
     if preview.status == "ready" and not preview.rows:
         parts.append(f"<p>{_NO_ROWS}</p>")
     for heading, row in _headed(preview):
-        parts.append(f"<h4>{_escaped(heading)}</h4>")
-        parts += [f'<div class="bad">{_escaped(fault)}</div>' for fault in _faults(row)]
+        parts.append(f"<h4>{escaped(heading)}</h4>")
+        parts += [f'<div class="bad">{escaped(fault)}</div>' for fault in _faults(row)]
         if row.tokens:
             parts.append(f'<pre dir="ltr">{"".join(map(_html_token, row.tokens))}</pre>')
     return "".join([*parts, "</div>"])
@@ -78,12 +69,7 @@ def fragment(preview: Preview) -> str:
 
 def page(preview: Preview) -> str:
     """The fragment as a document of its own, which forbids scripts and loads on top."""
-    policy = "default-src 'none'; style-src 'unsafe-inline'"
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{_escaped(_title(preview))}</title>'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}"></head>'
-        f"<body>{fragment(preview)}</body></html>\n"
-    )
+    return document(_title(preview), fragment(preview))
 
 
 def _title(preview: Preview) -> str:
@@ -112,7 +98,7 @@ def _faults(row: PreviewRow) -> list[str]:
 def _bracketed(row: PreviewRow) -> str:
     parts = []
     for trained, run in groupby(row.tokens, key=lambda token: token.trained):
-        shown = _visible("".join(token.text for token in run))
+        shown = visible("".join(token.text for token in run))
         # A mark never spans a line end: each line is right by itself.
         parts.append(_per_line(shown, "⟦", "⟧") if trained else shown)
     return "".join(parts)
@@ -121,10 +107,10 @@ def _bracketed(row: PreviewRow) -> str:
 def _coloured(row: PreviewRow) -> str:
     parts = []
     for token in row.tokens:
-        shown = _visible(token.text)
+        shown = visible(token.text)
         style = _TRAINED if token.trained else _SPECIAL if _special(token) else ""
-        parts.append(_per_line(shown, style, _RESET) if style else shown)
-    return "".join(parts).replace(f"{_RESET}{_TRAINED}", "")
+        parts.append(_per_line(shown, style, RESET) if style else shown)
+    return "".join(parts).replace(f"{RESET}{_TRAINED}", "")
 
 
 def _per_line(shown: str, before: str, after: str) -> str:
@@ -132,7 +118,7 @@ def _per_line(shown: str, before: str, after: str) -> str:
 
 
 def _html_token(token: PreviewToken) -> str:
-    shown = escape(_visible(token.text))
+    shown = escape(visible(token.text))
     if not shown:
         return ""
     tag = "mark" if token.trained else "i" if _special(token) else "span"
@@ -141,22 +127,3 @@ def _html_token(token: PreviewToken) -> str:
 
 def _special(token: PreviewToken) -> bool:
     return _SPECIAL_TOKEN.fullmatch(token.text) is not None
-
-
-def _escaped(words: str) -> str:
-    return escape(_visible(words))
-
-
-def _visible(words: str) -> str:
-    return _HIDDEN.sub(lambda found: _picture(found[0]), words)
-
-
-def _picture(character: str) -> str:
-    code = ord(character)
-    if character == "\n":
-        return "⏎\n"
-    if code < 0x20:
-        return chr(0x2400 + code)
-    if code == 0x7F:
-        return "␡"
-    return f"<U+{code:04X}>"

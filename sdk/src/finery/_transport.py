@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from finery._calls import Call, Nothing
+from finery._call import Call, Nothing
 from finery._config import Config
 from finery._multipart import Multipart
 from finery._retry import retry_delay

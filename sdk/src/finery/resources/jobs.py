@@ -10,6 +10,7 @@ from os import PathLike
 from typing import Any, Literal
 
 from finery import _calls, _wait
+from finery._call import id_of
 from finery._display import both, display, label_of
 from finery._paging import AsyncPages, Pages
 from finery._transport import AsyncTransport, SyncTransport
@@ -82,7 +83,7 @@ class Jobs:
 
     def events(self, job: Job | str, *, after: int = 0, limit: int | None = None) -> builtins.list[Event]:
         """The history so far, behind seq `after`, oldest first; at most `limit` events."""
-        follower = Follower(_calls.id_of(job, "job"), after, self._transport.config)
+        follower = Follower(id_of(job, "job"), after, self._transport.config)
         pages = Pages(self._transport.send, _calls.list_events(job, after))
         fresh = (event for event in pages if follower.advance(event))
         return builtins.list(itertools.islice(fresh, limit))
@@ -93,7 +94,7 @@ class Jobs:
         It reconnects by itself over cuts and server restarts, for up to the client's `reconnect_timeout`.
         `progress` draws a bar on stderr (lines, if it is no terminal); None: if it is a terminal and rich is installed.
         """
-        follower = Follower(_calls.id_of(job, "job"), after, self._transport.config)
+        follower = Follower(id_of(job, "job"), after, self._transport.config)
         return _wait.shown(_wait.follow(self._transport, follower), progress, label_of(job))
 
     def wait(
@@ -113,7 +114,7 @@ class Jobs:
         """
         with display(progress, label_of(job)) as show:
             heard = both(show, on_event) if progress else on_event
-            ended = _wait.wait(self._transport, _calls.id_of(job, "job"), after, timeout, heard)
+            ended = _wait.wait(self._transport, id_of(job, "job"), after, timeout, heard)
         return _wait.settled(ended, raise_on_failure)
 
     def plot(self, *jobs: Job | str, path: str | PathLike[str] | None = None) -> Plot:
@@ -195,7 +196,7 @@ class AsyncJobs:
 
     async def events(self, job: Job | str, *, after: int = 0, limit: int | None = None) -> builtins.list[Event]:
         """The history so far, behind seq `after`, oldest first; at most `limit` events."""
-        follower = Follower(_calls.id_of(job, "job"), after, self._transport.config)
+        follower = Follower(id_of(job, "job"), after, self._transport.config)
         pages = AsyncPages(self._transport.send, _calls.list_events(job, after))
         events: builtins.list[Event] = []
         async for event in pages:
@@ -211,7 +212,7 @@ class AsyncJobs:
         It reconnects by itself over cuts and server restarts, for up to the client's `reconnect_timeout`.
         `progress` draws a bar on stderr (lines, if it is no terminal); None: if it is a terminal and rich is installed.
         """
-        follower = Follower(_calls.id_of(job, "job"), after, self._transport.config)
+        follower = Follower(id_of(job, "job"), after, self._transport.config)
         return _wait.shown_async(_wait.follow_async(self._transport, follower), progress, label_of(job))
 
     async def wait(
@@ -231,7 +232,7 @@ class AsyncJobs:
         """
         with display(progress, label_of(job)) as show:
             heard = both(show, on_event) if progress else on_event
-            ended = await _wait.wait_async(self._transport, _calls.id_of(job, "job"), after, timeout, heard)
+            ended = await _wait.wait_async(self._transport, id_of(job, "job"), after, timeout, heard)
         return _wait.settled(ended, raise_on_failure)
 
     async def plot(self, *jobs: Job | str, path: str | PathLike[str] | None = None) -> Plot:

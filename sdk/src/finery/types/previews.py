@@ -61,9 +61,9 @@ class Preview(Resource):
 
         None: colours if the standard output is a terminal and NO_COLOR is not set.
         """
-        from finery import _preview
+        from finery import _preview, _visible
 
-        return _preview.text(self, color=_preview.wants_colour() if color is None else color)
+        return _preview.text(self, color=_visible.wants_colour() if color is None else color)
 
     def html(self) -> str:
         """A page of its own; nothing in it runs, whatever the rows hold."""
