@@ -22,16 +22,15 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import sft_rows
+import sides
 from rows import Bound, Row
 
-HERE = Path(__file__).resolve().parent
 BOUNDS = {
     "sft_tokens": Bound(at_least=3.0),
     "sft_tokens_wall": Bound(at_least=3.0),
@@ -42,7 +41,7 @@ LOSS_TOLERANCE = 0.01
 
 _BF16: dict[str, Any] = {"model_init_kwargs": {"dtype": "bfloat16"}, "gradient_checkpointing": False}
 _HALF = {**_BF16, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
-_KEEP = {"MALLOC_TRIM_THRESHOLD_": "4294967296", "MALLOC_MMAP_THRESHOLD_": "4294967296"}
+_KEEP = sides.KEEP_MEMORY
 # Settings of SFTConfig; environment; whether the adapter is bf16 too, without autocast.
 CANDIDATES: dict[str, dict[str, Any]] = {
     "defaults": {"config": {}},
@@ -71,13 +70,10 @@ def run(options: list[str]) -> list[Row]:
         job = {"model": str(model), "rows": str(path), "threads": chosen.threads}
         if chosen.tune:
             for name in CANDIDATES:
-                _show(name, _trl(job, name))
+                sides.show(name, _side(job, name), "tokens")
             return []
-        runs: dict[str, list[dict[str, Any]]] = {"ours": [], "defaults": [], TUNED: []}
-        for _ in range(chosen.pairs):
-            for name, results in runs.items():
-                results.append(_ours(job) if name == "ours" else _trl(job, name))
-                _show(name, results[-1])
+        names = ("ours", "defaults", TUNED)
+        runs = sides.in_turn({name: partial(_side, job, name) for name in names}, chosen.pairs, "tokens")
         for name in ("defaults", TUNED):
             _compare_losses(job, name, runs[name][0])
     _show_ceiling(rows, runs["ours"], model)
@@ -93,42 +89,13 @@ def _options(options: list[str]) -> argparse.Namespace:
     return parser.parse_args(options)
 
 
-def _ours(job: dict[str, Any]) -> dict[str, Any]:
-    return _process(sys.executable, "sft_ours.py", job, {})
-
-
-def _trl(job: dict[str, Any], name: str) -> dict[str, Any]:
-    candidate = CANDIDATES[name]
-    job = {**job, "config": candidate["config"], "adapter_in_bf16": candidate.get("adapter_in_bf16", False)}
-    return _process(str(HERE / ".venv/bin/python"), "sft_trl.py", job, candidate.get("environment", {}))
-
-
-def _process(python: str, script: str, job: dict[str, Any], environment: dict[str, str]) -> dict[str, Any]:
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-        json.dump(job, file)
-        file.flush()
-        variables = {**os.environ, "OMP_NUM_THREADS": str(job["threads"]), **environment}
-        done = subprocess.run(
-            [python, str(HERE / script), file.name], env=variables, capture_output=True, text=True, check=False
-        )
-    if done.returncode:
-        raise RuntimeError(f"{script} ended with {done.returncode}:\n{done.stderr[-2000:]}")
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
-
-
-def _show(name: str, one: dict[str, Any]) -> None:
-    cpu, wall = (one["tokens"] / one[kind] for kind in ("cpu", "wall"))
-    peak = one["peak"] / 1e9
-    print(
-        f"{name}: {one['tokens']} tokens, {cpu:.1f} per CPU-second, {wall:.1f} per second, peak {peak:.2f} GB",
-        flush=True,
-    )
+def _side(job: dict[str, Any], name: str) -> dict[str, Any]:
+    return sides.ours("sft_ours.py", job) if name == "ours" else sides.trl("sft_trl.py", job, CANDIDATES[name])
 
 
 def _compare_losses(job: dict[str, Any], name: str, trl: dict[str, Any]) -> None:
     """Raises RuntimeError where TRL's first loss is not that of our model on the very same tokens and labels."""
-    ours = _ours({"model": job["model"], "threads": job["threads"], "documents": trl["first"]})
+    ours = sides.ours("sft_ours.py", {"model": job["model"], "threads": job["threads"], "documents": trl["first"]})
     print(f"loss of the first update of {name}: TRL {trl['losses'][0]:.4f}, ours {ours}")
     for dtype, loss in ours.items():
         if abs(loss / trl["losses"][0] - 1) > LOSS_TOLERANCE:
@@ -167,20 +134,10 @@ def _results(runs: dict[str, list[dict[str, Any]]], chosen: argparse.Namespace) 
     where = f"SmolLM2-135M, {chosen.rows} rows of at most {sft_rows.MAX_LENGTH} tokens, {chosen.threads} thread(s)"
 
     def row(name: str, other: str, kind: str, unit: str) -> Row:
-        ours, theirs = (
-            [one[kind] if kind == "peak" else one["tokens"] / one[kind] for one in runs[side]]
-            for side in ("ours", other)
-        )
-        ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
-        return Row(
-            name=name,
-            ours=round(statistics.median(ours), 1),
-            reference=round(statistics.median(theirs), 1),
-            ratio=round(ratio, 4),
-            unit=unit,
-            runs=chosen.pairs,
-            note=f"TRL 1.16, {other}; {where}; {BOUNDS[name]}",
-        )
+        def measure(one: dict[str, Any]) -> float:
+            return float(one[kind] if kind == "peak" else one["tokens"] / one[kind])
+
+        return sides.row(name, runs, other, measure, unit=unit, note=where, bound=BOUNDS[name])
 
     return [
         row("sft_tokens", "defaults", "cpu", "non-padding tokens per CPU-second"),

@@ -94,7 +94,8 @@ def test_orpo_of_a_certain_answer_is_finite() -> None:
     terms = preference_loss(certain, DpoHyperparameters(loss="orpo"))
     terms.losses.sum().backward()
     assert terms.losses.isfinite().all()
-    assert certain.chosen.grad is not None and certain.chosen.grad.isfinite().all()
+    assert certain.chosen.grad is not None
+    assert certain.chosen.grad.isfinite().all()
 
 
 def test_what_does_not_fit_is_refused() -> None:
