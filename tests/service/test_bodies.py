@@ -12,21 +12,22 @@ from finery.types.methods import JobCreate, JobUpdate
 from finery.types.models import ModelCreate
 from finery.types.tenants import KeyCreate, TenantCreate
 from finery_service.errors import ServiceError
-from finery_service.http.bodies import parse_json
+from finery_service.http.bodies import OneOf, parse_json
 
 _MEGABYTE = 2**20
+_CREATE: OneOf[Any] = OneOf(JobCreate)
 
 
 def _refused(raw: bytes) -> ServiceError:
     with pytest.raises(ServiceError) as caught:
-        parse_json(raw, JobCreate, root_param="model")
+        parse_json(raw, _CREATE, root_param="model")
     return caught.value
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        {f"key{number}": 0 for number in range(80_000)},
+        {"method": "sft", **{f"key{number}": 0 for number in range(80_000)}},
         {"method": "sft", "metadata": {f"key{number}": 0 for number in range(80_000)}},
         {"method": "sft", "added_tokens": [0] * 300_000},
     ],
@@ -43,9 +44,9 @@ def test_as_many_errors_as_a_body_can_hold_stop_nobody_else(body: dict[str, Any]
 
 
 def test_errors_that_are_not_shown_are_counted() -> None:
-    error = _refused(json.dumps({f"key{number}": 0 for number in range(1500)}).encode())
-    # The unknown ones, and method and training_file, which are missing.
-    assert error.detail.message.endswith("(1501 more, the first 20 in details.)")
+    error = _refused(json.dumps({"method": "sft", **{f"key{number}": 0 for number in range(1500)}}).encode())
+    # The unknown ones, and training_file, which is missing.
+    assert error.detail.message.endswith("(1500 more, the first 20 in details.)")
 
 
 def test_only_the_deepest_errors_of_a_union_are_told() -> None:
@@ -74,6 +75,110 @@ def test_a_field_that_does_not_exist_is_answered_with_the_closest_that_does(
     details = _refused(json.dumps(_SPEC | changes).encode()).detail.details or ()
     (message,) = [detail["message"] for detail in details if detail["param"] == param]
     assert message.removesuffix(".").endswith(said.removesuffix("."))
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "told"),
+    [
+        ({}, "missing_field", "found nothing"),
+        ({"metod": "sft"}, "missing_field", "found nothing"),
+        ({"method": "ppo"}, "invalid_value", "found 'ppo'"),
+        ({"method": "SFT"}, "invalid_value", "found 'SFT'"),
+        ({"method": None}, "invalid_value", "found null"),
+        ({"method": ["rl"]}, "invalid_value", "found a list"),
+        ({"method": "not one of them, and long"}, "invalid_value", "found a text of 25 characters"),
+    ],
+)
+def test_a_body_without_one_of_the_methods_is_told_the_three(body: dict[str, Any], code: str, told: str) -> None:
+    error = _refused(json.dumps({**body, "surprise": 1, "seed": "x"}).encode()).detail
+    assert (error.code, error.param) == (code, "method")
+    assert error.message == f"method: expected one of 'sft', 'dpo', 'rl', {told}."
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "param", "said"),
+    [
+        ("dpo", {"hyperparameters": {"train_on": "all"}}, "hyperparameters.train_on", "belongs to method sft"),
+        ("sft", {"hyperparameters": {"beta": 0.1}}, "hyperparameters.beta", "belongs to method dpo"),
+        ("rl", {"hyperparameters": {"epochs": 2}}, "hyperparameters.epochs", "belongs to method sft and dpo"),
+        ("rl", {"training_file": "file_1"}, "training_file", "belongs to method sft and dpo"),
+        ("sft", {"environment": "env_1"}, "environment", "belongs to method rl"),
+        ("dpo", {"hyperparameters": {"bta": 0.1}}, "hyperparameters.bta", "(did you mean beta?)"),
+        (
+            "rl",
+            {"hyperparameters": {"samples_per_promt": 8}},
+            "hyperparameters.samples_per_promt",
+            "samples_per_prompt?",
+        ),
+        ("rl", {"algorithm": "grpo"}, "algorithm", "(did you mean hyperparameters.algorithm?)"),
+        ("dpo", {"hyperparameters": {"beta": 0}}, "hyperparameters.beta", "expected greater than 0, found 0"),
+        ("dpo", {"hyperparameters": {"label_smoothing": 0.5}}, "hyperparameters.label_smoothing", "less than 0.5"),
+        ("dpo", {"hyperparameters": {"loss": "kto"}}, "hyperparameters.loss", "'apo_down', found 'kto'"),
+        ("rl", {"hyperparameters": {"algorithm": "ppo"}}, "hyperparameters.algorithm", "'cispo', found 'ppo'"),
+    ],
+)
+def test_errors_are_those_of_the_method_that_was_chosen(
+    method: str, changes: dict[str, Any], param: str, said: str
+) -> None:
+    error = _refused(json.dumps({"method": method, "model": "m", **changes}).encode()).detail
+    (message,) = [detail["message"] for detail in error.details or () if detail["param"] == param]
+    assert message.startswith(f"{param}: ")
+    assert said in message
+    for tag in ("sft.", "dpo.", "rl."):
+        assert not any((detail["param"] or "").startswith(tag) for detail in error.details or ())
+
+
+@pytest.mark.parametrize(
+    ("environment", "param", "told"),
+    [
+        (5, "environment", "expected a text or an object, found 5"),
+        (None, "environment", "expected a text or an object, found null"),
+        ("mine", "environment", "expected an id that begins with env_ or an object, found 'mine'"),
+        ({}, "environment", "found no type"),
+        ({"type": "gym"}, "environment", "expected one of 'reasoning_gym', 'prompts' as 'type', found type 'gym'"),
+        ({"type": "reasoning_gym"}, "environment.task", "expected this field, found nothing"),
+        ({"type": "reasoning_gym", "task": "x", "sise": 3}, "environment.sise", "(did you mean size?)"),
+        ({"type": "prompts", "file": "file_1"}, "environment.grader", "expected this field, found nothing"),
+        ({"type": "prompts", "file": "file_1", "grader": "eq"}, "environment.grader", "expected an object, found 'eq'"),
+        (
+            {"type": "prompts", "file": "file_1", "grader": {"type": "regex"}},
+            "environment.grader",
+            "'score_model', 'multi' as 'type', found type 'regex'",
+        ),
+        (
+            {"type": "prompts", "file": "file_1", "grader": {"type": "python", "sorce": ""}},
+            "environment.grader.source",
+            "expected this field, found nothing",
+        ),
+        (
+            {
+                "type": "prompts",
+                "file": "file_1",
+                "grader": {"type": "multi", "graders": {"python": {"type": "python"}}, "calculate_output": "python"},
+            },
+            "environment.grader.graders.python.source",
+            "expected this field, found nothing",
+        ),
+        (
+            {"type": "prompts", "prompts": [], "grader": {"type": "python", "source": "x"}},
+            "environment.file",
+            "expected this field, found nothing",
+        ),
+    ],
+)
+def test_an_environment_is_answered_with_one_sentence_for_each_wrong_field(
+    environment: Any, param: str, told: str
+) -> None:
+    error = _refused(json.dumps({"method": "rl", "model": "m", "environment": environment}).encode()).detail
+    params = [detail["param"] for detail in error.details or ()]
+    assert len(params) == len(set(params))
+    (message,) = [detail["message"] for detail in error.details or () if detail["param"] == param]
+    assert told in message
+
+
+def test_a_union_of_a_text_and_a_list_says_both() -> None:
+    error = _refused(json.dumps({**_SPEC, "adapter": {"targets": "q_proj"}}).encode()).detail
+    assert error.message == "adapter.targets: expected 'all-linear' or a list, found 'q_proj'."
 
 
 def test_a_very_long_field_name_is_compared_with_nothing() -> None:

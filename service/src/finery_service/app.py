@@ -15,7 +15,7 @@ from fastapi import Depends, FastAPI
 from obstore.store import ObjectStore, from_url
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from finery.types.methods import JobCreate, JobUpdate
+from finery.types.methods import DpoJobCreate, JobUpdate, RlJobCreate, SftJobCreate
 from finery.types.models import ModelCreate
 from finery.types.previews import PreviewCreate
 from finery.types.tenants import KeyCreate, TenantCreate
@@ -85,7 +85,7 @@ def create_app(
     for router in routers:
         app.include_router(router, dependencies=[Depends(known_parameters)])
     app.include_router(health)
-    install_openapi(app, [JobCreate, JobUpdate, PreviewCreate, ModelCreate, TenantCreate, KeyCreate])
+    install_openapi(app, [SftJobCreate, DpoJobCreate, RlJobCreate, JobUpdate, PreviewCreate, ModelCreate, TenantCreate, KeyCreate])
     return app
 
 

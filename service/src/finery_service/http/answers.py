@@ -16,7 +16,8 @@ from starlette.routing import Match
 from finery.types.base import Resource
 from finery.types.errors import ErrorBody
 from finery_service.errors import ServiceError
-from finery_service.http.bodies import TOLD, found
+from finery_service.http.bodies import TOLD
+from finery_service.http.problems import found
 
 Handler = Callable[[Request, Exception], Awaitable[Response]]
 

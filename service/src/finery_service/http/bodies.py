@@ -2,41 +2,25 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, get_args
 
 from fastapi import Request
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
 from finery.data.strict_json import StrictReader, canonical_sha256, dotted, printable
 from finery.types import base
 from finery_service.errors import ServiceError
-from finery_service.http.names import meant
+from finery_service.http.names import has, meant
+from finery_service.http.problems import UNKNOWN, Problem, found, problems_of
 
 B = TypeVar("B", bound=base.Request)
 
-_CODES = {"missing": "missing_field", "extra_forbidden": "unknown_field"}
-_WORDS = {
-    "Input should be": "expected",
-    "String should match pattern": "expected a text that matches",
-    "String should have": "expected a text with",
-    "Field required": "expected this field, found nothing",
-    "Unable to extract tag using discriminator": "expected",
-    "Extra inputs are not permitted": "expected no field of this name",
-}
-_TAGGED = ("union_tag_invalid", "union_tag_not_found", "adapter_type")
-_ID = re.compile(r"\^([a-z]+_)\[")
-"""The pattern of an id, as in `finery.types.ids`."""
 TOLD = 20
 """Errors that an answer names."""
 _LOOKED_AT = 1000
 """A body may hold a hundred thousand wrong fields; all other requests wait while we look at them."""
-
-Problem = tuple[str | None, str, str]
-"""Field, code, sentence."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +30,39 @@ class Body(Generic[B]):
     """Of the canonical JSON: the order of keys does not matter."""
 
 
-async def read_json(request: Request, kind: type[B], limit: int, *, root_param: str | None = None) -> Body[B]:
+class OneOf(Generic[B]):
+    """Bodies of several kinds, told apart by the text in one field: a discriminated union, read by its members, so
+    that errors are those of the kind that was meant."""
+
+    def __init__(self, union: Any) -> None:
+        """`union` is `Annotated[A | B, Field(discriminator=…)]`."""
+        members, field = get_args(union)
+        self.field: str = field.discriminator
+        self.kinds: dict[str, type[B]] = {
+            get_args(kind.model_fields[self.field].annotation)[0]: kind for kind in get_args(members)
+        }
+
+    def kind_of(self, body: Any) -> type[B]:
+        """Raises 400 naming the field, and what it may be."""
+        if not isinstance(body, dict):
+            raise ServiceError(400, "invalid_value", f"Expected a JSON object as the body, found {found(body)}.")
+        tag = body.get(self.field)
+        if isinstance(tag, str) and tag in self.kinds:
+            return self.kinds[tag]
+        told = found(tag) if self.field in body else "nothing"
+        code = "invalid_value" if self.field in body else "missing_field"
+        message = f"{self.field}: expected one of {', '.join(map(repr, self.kinds))}, found {told}."
+        raise ServiceError(400, code, message, param=self.field)
+
+
+    def with_field(self, name: str) -> list[str]:
+        """The tags of the kinds that have a field of this dotted name."""
+        return [tag for tag, kind in self.kinds.items() if has(kind, name)]
+
+
+async def read_json(
+    request: Request, kind: type[B] | OneOf[B], limit: int, *, root_param: str | None = None
+) -> Body[B]:
     """The request's body as a `kind`.
 
     Raises 400 naming every wrong field, 413 over `limit` bytes, 415 if it is compressed. `root_param` is named where
@@ -82,10 +98,23 @@ def body_too_large(limit: int) -> ServiceError:
     return ServiceError(413, "body_too_large", message, details=[{"limit": limit}])
 
 
-def parse_json(raw: bytes, kind: type[B], *, root_param: str | None = None) -> Body[B]:
+def parse_json(raw: bytes, kind: type[B] | OneOf[B], *, root_param: str | None = None) -> Body[B]:
     """See `read_json`. No body at all is that with all defaults, if there is one."""
-    if not raw and not any(field.is_required() for field in kind.model_fields.values()):
+    if not raw and not isinstance(kind, OneOf) and not any(field.is_required() for field in kind.model_fields.values()):
         raw = b"{}"
+    value = _read(raw)
+    chosen = kind.kind_of(value) if isinstance(kind, OneOf) else kind
+    try:
+        return Body(chosen.model_validate_json(raw), canonical_sha256(value))
+    except ValidationError as error:
+        errors = error.errors(include_url=False)
+        problems = problems_of(errors[:_LOOKED_AT], value, root_param)
+        others = kind if isinstance(kind, OneOf) else None
+        told = [_hinted(problem, chosen, others) for problem in problems[:TOLD]]
+        raise _refusal(told, len(problems) + len(errors[_LOOKED_AT:])) from None
+
+
+def _read(raw: bytes) -> Any:
     try:
         value, flaws = StrictReader().read(raw.decode())
     except UnicodeDecodeError as error:
@@ -96,24 +125,17 @@ def parse_json(raw: bytes, kind: type[B], *, root_param: str | None = None) -> B
     if flaws:
         first = flaws[:TOLD]
         raise _refusal([(dotted(flaw.path) or None, flaw.code, flaw.message) for flaw in first], len(flaws))
-    try:
-        return Body(kind.model_validate_json(raw), canonical_sha256(value))
-    except ValidationError as error:
-        errors = error.errors(include_url=False)
-        problems = _deepest([_problem(problem, value, root_param) for problem in errors[:_LOOKED_AT]])
-        told = [_hinted(problem, kind) for problem in problems[:TOLD]]
-        raise _refusal(told, len(problems) + len(errors[_LOOKED_AT:])) from None
+    return value
 
 
-def _deepest(problems: list[Problem]) -> list[Problem]:
-    """Without those of a field inside which there is another: of a union, every member complains."""
-    above = {param[:end] for param, _, _ in problems if param for end, c in enumerate(param) if c in ".["}
-    return [problem for problem in problems if problem[0] not in above]
-
-
-def _hinted(problem: Problem, kind: type[base.Request]) -> Problem:
+def _hinted(problem: Problem, kind: type[base.Request], others: OneOf[Any] | None) -> Problem:
+    """Of an unknown field: which one was probably meant, or that another kind of body has it."""
     param, code, text = problem
-    name = meant(kind, param) if param and code == _CODES["extra_forbidden"] else None
+    if not param or code != UNKNOWN:
+        return problem
+    if others and not has(kind, param) and (owners := others.with_field(param)):
+        return (param, code, f"{text}, as it belongs to {others.field} {' and '.join(owners)}")
+    name = meant(kind, param)
     return (param, code, f"{text} (did you mean {name}?)") if name else problem
 
 
@@ -130,66 +152,3 @@ def _refusal(problems: list[Problem], count: int) -> ServiceError:
 
 def _where(count: int) -> str:
     return " in details" if count <= TOLD else f", the first {TOLD} in details"
-
-
-def _problem(error: ErrorDetails, body: Any, root_param: str | None) -> Problem:
-    kind = error["type"]
-    param = field_name(error["loc"], body, missing=kind == "missing") or None
-    if param is None and kind == "value_error":
-        param = root_param
-    message = _message(error)
-    if kind not in _CODES and "found" not in message:
-        message += f", found {_found_in(error)}"
-    if kind == "string_pattern_mismatch" and error["ctx"]["pattern"].startswith("^file_"):
-        message += "; upload a file of yours first (client.files.upload, or finery files upload) and give its id"
-    return param, _CODES.get(kind, "invalid_value"), message
-
-
-def _found_in(error: ErrorDetails) -> str:
-    sent = error["input"]
-    if error["type"] in _TAGGED and isinstance(sent, dict):
-        name = error.get("ctx", {}).get("discriminator", "'type'").strip("'")
-        return f"{name} {found(sent[name])}" if name in sent else f"no {name}"
-    return found(sent)
-
-
-def _message(error: ErrorDetails) -> str:
-    message = error["msg"].removeprefix("Value error, ")
-    if error["type"] == "union_tag_invalid":  # pydantic repeats what was sent
-        message = f"expected one of {error['ctx']['expected_tags']} as {error['ctx']['discriminator']}"
-    if error["type"] == "string_pattern_mismatch" and (prefix := _ID.match(error["ctx"]["pattern"])):
-        message = f"expected an id that begins with {prefix[1]}"
-    for theirs, ours in _WORDS.items():
-        message = message.replace(theirs, ours)
-    sent = error["input"]
-    if isinstance(sent, str):
-        message = message.replace(repr(sent), found(sent))
-    return message[:1].lower() + message[1:]
-
-
-def field_name(loc: tuple[int | str, ...], body: Any, *, missing: bool) -> str:
-    """pydantic's place as a field of `body`, without the names of union members that pydantic puts in."""
-    path: list[int | str] = []
-    for place, part in enumerate(loc):
-        is_last = place == len(loc) - 1
-        if isinstance(body, dict) and isinstance(part, str) and (part in body or (missing and is_last)):
-            path.append(part)
-            body = body.get(part)
-        elif isinstance(body, list) and isinstance(part, int) and part < len(body):
-            path.append(part)
-            body = body[part]
-    return dotted(path)
-
-
-def found(value: Any) -> str:
-    """What was sent, as far as it may be repeated: a text may be a secret in the wrong field."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, (int, float)):
-        return repr(value)[:40]
-    if isinstance(value, str):
-        is_word = len(value) <= 16 and re.sub("[-._]", "", value).isalnum()
-        return f"{value!r}" if is_word else f"a text of {len(value)} characters"
-    if isinstance(value, (list, dict)):
-        return "a list" if isinstance(value, list) else "an object"
-    return "something else"

@@ -33,6 +33,11 @@ def meant(kind: type[BaseModel], param: str) -> str | None:
     return elsewhere[found[0]] if found else None
 
 
+def has(kind: type[BaseModel], param: str) -> bool:
+    """Whether `kind` has a field of this dotted name."""
+    return _INDEX.sub("", param) in _paths(kind)
+
+
 @cache
 def _paths(kind: type[BaseModel]) -> frozenset[str]:
     """Dotted names of all fields, those of a union's members side by side."""

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from finery.types.errors import ErrorBody, ErrorDetail
 from finery_service.errors import ServiceError
+from finery_service.http.bodies import OneOf
 from finery_service.http.examples import TAIL
 
 _CODES: dict[str, tuple[int, str, str | None]] = {
@@ -104,15 +105,30 @@ def guarded(
 
 
 def json_body(
-    kind: type[BaseModel], example: dict[str, Any], *, once: bool = True, required: bool = True, **more: dict[str, Any]
+    kind: type[BaseModel] | OneOf[Any],
+    example: dict[str, Any],
+    *,
+    once: bool = True,
+    required: bool = True,
+    **more: dict[str, Any],
 ) -> dict[str, Any]:
     """The `openapi_extra` of a route that reads its JSON body itself. `more` examples have names; `once`: the route
     knows Idempotency-Key."""
-    schema = {"$ref": f"#/components/schemas/{kind.__name__}"}
+    schema = _one_of(kind) if isinstance(kind, OneOf) else _ref(kind)
     examples = {name.replace("_", " "): {"value": value} for name, value in {"usual": example, **more}.items()}
     content = {"application/json": {"schema": schema, "examples": examples}}
     extra: dict[str, Any] = {"requestBody": {"required": required, "content": content}}
     return {**extra, "parameters": [IDEMPOTENCY_KEY]} if once else extra
+
+
+def _one_of(kind: OneOf[Any]) -> dict[str, Any]:
+    refs = {tag: _ref(member) for tag, member in kind.kinds.items()}
+    mapping = {tag: ref["$ref"] for tag, ref in refs.items()}
+    return {"oneOf": list(refs.values()), "discriminator": {"propertyName": kind.field, "mapping": mapping}}
+
+
+def _ref(kind: type[BaseModel]) -> dict[str, Any]:
+    return {"$ref": f"#/components/schemas/{kind.__name__}"}
 
 
 IDEMPOTENCY_KEY = {

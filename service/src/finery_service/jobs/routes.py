@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 
@@ -12,7 +12,7 @@ from finery_service.auth.idempotency import do_once, once_of
 from finery_service.db.engine import transaction
 from finery_service.errors import not_found
 from finery_service.http.answers import answer
-from finery_service.http.bodies import read_json
+from finery_service.http.bodies import OneOf, read_json
 from finery_service.http.context import Here, Services
 from finery_service.http.openapi import guarded, json_body
 from finery_service.http.paging import After, Limit, is_id
@@ -22,6 +22,7 @@ from finery_service.tenants import store as tenants
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
+_CREATE: OneOf[Any] = OneOf(JobCreate)
 _EXAMPLE = {
     "method": "sft",
     "model": "smollm2-135m-instruct",
@@ -39,12 +40,34 @@ _CHAINED = {
     "hyperparameters": {"schedule": "wsd", "decay_ratio": 0.3, "early_stopping_patience": 2},
 }
 _FULL = {**_EXAMPLE, "adapter": {"type": "full"}, "hyperparameters": {"learning_rate": 1e-5}}
+_DPO = {
+    "method": "dpo",
+    "from_checkpoint": "ckpt_06fbc0000000000000000000000000000000",
+    "training_file": "file_06fbc0000000000000000000000000000000",
+    "hyperparameters": {"loss": "sigmoid", "beta": 0.1},
+}
+_RL = {
+    "method": "rl",
+    "from_checkpoint": "ckpt_06fbc0000000000000000000000000000000",
+    "environment": {"type": "reasoning_gym", "task": "chain_sum"},
+    "hyperparameters": {"algorithm": "grpo", "steps": 50, "max_new_tokens": 64, "eval_prompts": 20},
+}
+_GRADED = {
+    "method": "rl",
+    "model": "smollm2-135m-instruct",
+    "environment": {
+        "type": "prompts",
+        "file": "file_06fbc0000000000000000000000000000000",
+        "grader": {"type": "string_check", "operation": "eq", "reference": "{{ item.answer }}"},
+    },
+    "hyperparameters": {"prompts_per_step": 8, "samples_per_prompt": 8},
+}
 _UPDATE = {"name": "support-bot", "metadata": {"team": "support"}}
 _TIME = ["2026-12-01T00:00:00Z"]
 
 Seq = Annotated[int, Query(ge=0, lt=2**63, description="Only events after this `seq`.")]
 States = Annotated[list[JobState], Query(description="Only jobs in this state; may be repeated.")]
-Methods = Annotated[list[Literal["sft"]], Query(description="Only jobs of this method; may be repeated.")]
+Methods = Annotated[list[Literal["sft", "dpo", "rl"]], Query(description="Only jobs of this method; may be repeated.")]
 Project = Annotated[str | None, Query(description="Only this project's.")]
 CreatedAfter = Annotated[str | None, Query(description="Only jobs created later; RFC 3339.", examples=_TIME)]
 CreatedBefore = Annotated[
@@ -57,11 +80,13 @@ CreatedBefore = Annotated[
     status_code=201,
     response_model=Job,
     responses=guarded(400, 409, 413, 415, 422),
-    openapi_extra=json_body(JobCreate, _EXAMPLE, from_a_checkpoint=_CHAINED, all_weights=_FULL),
+    openapi_extra=json_body(
+        _CREATE, _EXAMPLE, from_a_checkpoint=_CHAINED, all_weights=_FULL, preferences=_DPO, tasks=_RL, prompts=_GRADED
+    ),
 )
 async def create(request: Request, services: Here, member: TenantMember) -> Response:
     """Submit a job."""
-    body = await read_json(request, JobCreate, services.settings.max_body_bytes, root_param="model")
+    body = await read_json(request, _CREATE, services.settings.max_body_bytes, root_param="model")
     once, now = once_of(request, member.tenant_id, body.sha256), services.clock()
     async with transaction(services.app_engine, member.tenant_id) as session:
         return await do_once(session, once, lambda: service.submit(session, member, body.value, now), now)
