@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -10,9 +12,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from finery.types.methods import Adapter, LoraAdapter, SftHyperparameters
+from finery.types.methods import Adapter, LoraAdapter, Optimization
 from finery_gpu_workers.batch import PackedBatch
 from finery_gpu_workers.losses.cross_entropy import cross_entropy
+from finery_gpu_workers.losses.log_probs import token_log_probs
 from finery_gpu_workers.models.export import export_full, export_merged
 from finery_gpu_workers.models.interface import Model
 from finery_gpu_workers.models.lora import Lora, attach
@@ -22,6 +25,12 @@ from finery_gpu_workers.working import WorkingCopies
 
 # Logits are computed for this many numbers at a time: 64 MB in float32, of which the loss needs three.
 _LOGITS_AT_ONCE = 2**24
+# Bytes of softmaxes that are kept between the two halves of `forward_backward_with`; beyond, they are computed again.
+_KEPT_BYTES = 2**28
+_EXCHANGED_AT_ONCE = 2**20
+
+Loss = Callable[[Tensor], Tensor]
+"""log-probs float32 [scored] on the model's device → float32 scalar, already divided by its global denominators."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +64,7 @@ class Learner:
     """
 
     def __init__(
-        self, model: Model, parameters: FlatParameters, tied_to: Lora | WorkingCopies, hyper: SftHyperparameters
+        self, model: Model, parameters: FlatParameters, tied_to: Lora | WorkingCopies, hyper: Optimization
     ) -> None:
         self._model = model
         self._parameters = parameters
@@ -65,15 +74,27 @@ class Learner:
         self._optimizer = AdamW(parameters.values, hyper.weight_decay, decayed=parameters.matrices)
         self._finite = True
         self._untouched = set(parameters.views)
+        self._reference: Tensor | None = None
+        """Values of the parameters, see `keep_reference`."""
 
     @classmethod
-    def create(cls, model: Model, adapter: Adapter, hyper: SftHyperparameters, *, seed: int) -> Learner:
+    def create(cls, model: Model, adapter: Adapter, hyper: Optimization, *, seed: int) -> Learner:
         """Takes the model over. LoRA starts fresh by `seed`, with the matrices of `modules_to_save` next to it."""
         if isinstance(adapter, LoraAdapter):
             lora = attach(model, adapter, seed)
             return cls(model, lora.parameters, lora, hyper)
         parameters = FlatParameters(dict(model.named_weights()), model.device)
         return cls(model, parameters, WorkingCopies(model, parameters, parameters.views), hyper)
+
+    @property
+    def model(self) -> Model:
+        """The one that is trained: what samples from it sees every step at once."""
+        return self._model
+
+    @property
+    def version(self) -> int:
+        """Optimizer steps done."""
+        return self._optimizer.steps
 
     @property
     def kind(self) -> Literal["adapter", "full"]:
@@ -98,11 +119,11 @@ class Learner:
         """Adds the gradient of (weighted loss sum / denominator) to what is there."""
         if denominator < 1:
             raise ValueError(f"denominator: expected at least 1 token, found {denominator}")
-        batch = batch.to(self._model.device)
+        batch = self._ready(batch)
         scored = batch.weights.nonzero().squeeze(1)
         if len(scored) == 0:
             return LossSum(0.0, 0)
-        hidden = self._model.forward(batch.tokens, batch.positions, batch.lengths)[scored]
+        hidden = self._hidden(batch)[scored]
         # The head is apart from the rest of the graph, so that logits live for one chunk only.
         gradient = torch.empty_like(hidden)
         total = self._score(hidden.detach(), batch.targets[scored], batch.weights[scored], gradient, denominator)
@@ -110,12 +131,86 @@ class Learner:
         self._finite &= math.isfinite(total.loss_sum)
         return total
 
+    def forward_backward_with(self, batch: PackedBatch, loss: Loss, temperature: float = 1.0) -> Tensor:
+        """Adds the gradient of `loss`, a function of the log-probs that `log_probs` gives, to what is there.
+
+        Weights above 0 only select positions. Returns the log-probs, on the CPU.
+        """
+        batch = self._ready(batch)
+        scored = batch.weights.nonzero().squeeze(1)
+        if len(scored) == 0:
+            return torch.zeros(0)
+        hidden, targets = self._hidden(batch)[scored], batch.targets[scored]
+        leaf, parts = hidden.detach(), self._chunks(len(scored))
+        kept = _KEPT_BYTES // (self._model.vocab * leaf.element_size())
+        found: list[tuple[Tensor, Tensor | None]] = []  # log-probs, and what they are a function of, if it is kept
+        for part in parts:
+            with torch.set_grad_enabled(part.stop <= kept):
+                inputs = leaf[part].requires_grad_(part.stop <= kept)
+                log_probs = token_log_probs(self._model.logits(inputs), targets[part], temperature)
+            found.append((log_probs, inputs if part.stop <= kept else None))
+        whole = torch.cat([log_probs.detach() for log_probs, _ in found]).requires_grad_()
+        value = loss(whole)
+        self._finite &= bool(value.detach().isfinite())
+        (upstream,) = torch.autograd.grad(value, whole)
+        gradient = torch.empty_like(hidden)
+        for part, (log_probs, inputs) in zip(parts, found, strict=True):
+            if inputs is None:
+                inputs = leaf[part].requires_grad_()
+                log_probs = token_log_probs(self._model.logits(inputs), targets[part], temperature)
+            log_probs.backward(upstream[part])
+            assert inputs.grad is not None
+            gradient[part] = inputs.grad
+        hidden.backward(gradient)
+        return whole.detach().cpu()
+
+    @torch.no_grad()
+    def log_probs(self, batch: PackedBatch, temperature: float = 1.0) -> Tensor:
+        """log softmax(logits / temperature)[target] where weights are above 0, in order of rows; float32 on the CPU."""
+        batch = self._ready(batch)
+        scored = batch.weights.nonzero().squeeze(1)
+        if len(scored) == 0:
+            return torch.zeros(0)
+        hidden, targets = self._hidden(batch)[scored], batch.targets[scored]
+        parts = [
+            token_log_probs(self._model.logits(hidden[part]), targets[part], temperature)
+            for part in self._chunks(len(scored))
+        ]
+        return torch.cat(parts).cpu()
+
     @torch.no_grad()
     def evaluate(self, batch: PackedBatch) -> LossSum:
-        batch = batch.to(self._model.device)
+        batch = self._ready(batch)
         scored = batch.weights.nonzero().squeeze(1)
-        hidden = self._model.forward(batch.tokens, batch.positions, batch.lengths)[scored]
+        hidden = self._hidden(batch)[scored]
         return self._score(hidden, batch.targets[scored], batch.weights[scored], None, 1)
+
+    @torch.no_grad()
+    def keep_reference(self) -> None:
+        """Remembers what is trained as it is now: the starting point, before anything of a resume is restored."""
+        self._reference = self._parameters.values.clone()
+
+    @contextmanager
+    def reference(self) -> Iterator[None]:
+        """Inside, the model computes as when `keep_reference` was called; afterwards as before; exactly, both.
+
+        Only `log_probs` and `evaluate` make sense inside.
+        """
+        if self._reference is None:
+            raise RuntimeError("expected a reference that was kept, found none")
+        self._exchange(self._reference)
+        try:
+            yield
+        finally:
+            self._exchange(self._reference)
+
+    @torch.no_grad()
+    def _exchange(self, other: Tensor) -> None:
+        for mine, theirs in zip(*(x.split(_EXCHANGED_AT_ONCE) for x in (self._parameters.values, other)), strict=True):
+            kept = mine.clone()
+            mine.copy_(theirs)
+            theirs.copy_(kept)
+        self._tied_to.refresh()
 
     @torch.no_grad()
     def optim_step(self, learning_rate: float) -> StepStats:
@@ -189,14 +284,24 @@ class Learner:
     def _buffers(self) -> dict[str, Tensor]:
         return {"master": self._parameters.values, "mean": self._optimizer.mean, "square": self._optimizer.square}
 
+    def _ready(self, batch: PackedBatch) -> PackedBatch:
+        """On the model's device, with prefixes apart where the model cannot share them."""
+        return (batch if self._model.shares_prefixes else batch.expanded()).to(self._model.device)
+
+    def _hidden(self, batch: PackedBatch) -> Tensor:
+        return self._model.forward(batch.tokens, batch.positions, batch.lengths, batch.parents)
+
+    def _chunks(self, count: int) -> list[slice]:
+        """Positions whose logits are computed at once."""
+        size = max(1, _LOGITS_AT_ONCE // self._model.vocab)
+        return [slice(start, min(start + size, count)) for start in range(0, count, size)]
+
     def _score(
         self, hidden: Tensor, targets: Tensor, weights: Tensor, gradient: Tensor | None, denominator: int
     ) -> LossSum:
         """The loss, chunk by chunk; the gradient of loss / denominator with respect to `hidden` goes to `gradient`."""
-        size = max(1, _LOGITS_AT_ONCE // self._model.vocab)
         loss_sum, tokens = 0.0, 0
-        for start in range(0, len(hidden), size):
-            part = slice(start, start + size)
+        for part in self._chunks(len(hidden)):
             leaf = hidden[part].requires_grad_(gradient is not None)
             loss = cross_entropy(self._model.logits(leaf), targets[part], weights[part])
             if gradient is not None:

@@ -51,6 +51,8 @@ class Known:
     patience: Patience = field(default_factory=Patience)
     untouched: tuple[str, ...] = ()
     """Trained parameters whose gradient was zero in every step so far."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """The method's own, as JSON."""
 
 
 @dataclass(frozen=True)

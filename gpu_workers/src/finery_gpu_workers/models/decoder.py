@@ -131,17 +131,20 @@ class Decoder:
         for block in self.blocks:
             yield from block.projections()
 
-    def forward(self, tokens: Tensor, positions: Tensor, lengths: tuple[int, ...]) -> Tensor:
-        """int64 [T], int64 [T], rows' lengths → last hidden states after the final norm, [T, hidden]."""
-        longest = self.config.longest_row
-        if longest is not None and max(lengths) > longest:
-            found = f"expected rows of at most {longest} tokens, which this model sees whole, found {max(lengths)}"
-            raise WorkerError("row_too_long_for_model", f"{found}; lower hyperparameters.max_length")
+    @property
+    def shares_prefixes(self) -> bool:
+        return True
+
+    def forward(
+        self, tokens: Tensor, positions: Tensor, lengths: tuple[int, ...], parents: tuple[int, ...] = ()
+    ) -> Tensor:
+        """int64 [T], int64 [T], rows' lengths and parents (batch.py) → last hidden states after the norm, [T, hidden]."""
+        self._check_lengths(lengths, parents)
         frequencies = inverse_frequencies(self.config).to(self.device)
         cos, sin = rotation(frequencies, positions, self.dtype, amplitude(self.config))
-        x = embed(tokens, self.embedding)
+        x, rows = embed(tokens, self.embedding), (lengths, parents)
         for block in self.blocks:
-            x = x + self._attention(block, self._normed(x, block.attention_norm), cos, sin, lengths)
+            x = x + self._attention(block, self._normed(x, block.attention_norm), cos, sin, rows)
             x = x + self._mlp(block, self._normed(x, block.mlp_norm))
         return self._normed(x, self.norm)
 
@@ -149,7 +152,19 @@ class Decoder:
         """[N, hidden] → [N, vocab]; call it for positions with loss only."""
         return F.linear(hidden, self.head)
 
-    def _attention(self, block: Block, x: Tensor, cos: Tensor, sin: Tensor, lengths: tuple[int, ...]) -> Tensor:
+    def _check_lengths(self, lengths: tuple[int, ...], parents: tuple[int, ...]) -> None:
+        """What a row sees is its parent and itself."""
+        longest = self.config.longest_row
+        found = max(
+            n + (lengths[p] if p >= 0 else 0) for n, p in zip(lengths, parents or (-1,) * len(lengths), strict=True)
+        )
+        if longest is not None and found > longest:
+            message = f"expected rows of at most {longest} tokens, which this model sees whole, found {found}"
+            raise WorkerError("row_too_long_for_model", f"{message}; lower hyperparameters.max_length")
+
+    def _attention(
+        self, block: Block, x: Tensor, cos: Tensor, sin: Tensor, rows: tuple[tuple[int, ...], tuple[int, ...]]
+    ) -> Tensor:
         heads, kv_heads = self.config.heads, self.config.kv_heads
         qkv = block.qkv(x).view(-1, heads + 2 * kv_heads, self.config.head_dim)
         qk, v = torch.split(qkv, [heads + kv_heads, kv_heads], dim=1)
@@ -157,7 +172,7 @@ class Decoder:
             q, k = torch.split(qk, [heads, kv_heads], dim=1)
             qk = torch.cat((self._normed(q, block.q_norm), self._normed(k, block.k_norm)), dim=1)
         q, k = torch.split(rotate(qk, cos, sin), [heads, kv_heads], dim=1)
-        return block.o(attend(q, k, v, lengths))
+        return block.o(attend(q, k, v, *rows))
 
     def _mlp(self, block: Block, x: Tensor) -> Tensor:
         return block.down(swiglu(block.gate_up(x)))

@@ -67,8 +67,16 @@ class ForeignModel:
     def projections(self) -> Iterator[Projection]:
         yield from self._projections
 
-    def forward(self, tokens: Tensor, positions: Tensor, lengths: tuple[int, ...]) -> Tensor:
+    @property
+    def shares_prefixes(self) -> bool:
+        return False
+
+    def forward(
+        self, tokens: Tensor, positions: Tensor, lengths: tuple[int, ...], parents: tuple[int, ...] = ()
+    ) -> Tensor:
         """Rows of one length run together, without padding, under the model's own causal mask."""
+        if parents:
+            raise ValueError("parents: expected rows apart, found shared prefixes; expand the batch")
         if self._longest is not None and max(lengths) > self._longest:
             found = f"expected rows of at most {self._longest} tokens, which have a position, found {max(lengths)}"
             raise WorkerError("row_too_long_for_model", f"{found}; lower hyperparameters.max_length")

@@ -45,8 +45,17 @@ class Model(Protocol):
     def projections(self) -> Iterator[Projection]:
         """The linear layers of the blocks; setting `delta` on one changes what it answers."""
 
-    def forward(self, tokens: Tensor, positions: Tensor, lengths: tuple[int, ...]) -> Tensor:
-        """int64 [T], int64 [T], rows' lengths → what the head reads, [T, hidden]. Rows never see each other."""
+    @property
+    def shares_prefixes(self) -> bool:
+        """Rows may have parents; where not, batches are expanded."""
+
+    def forward(
+        self, tokens: Tensor, positions: Tensor, lengths: tuple[int, ...], parents: tuple[int, ...] = ()
+    ) -> Tensor:
+        """int64 [T], int64 [T], rows' lengths and parents → what the head reads, [T, hidden].
+
+        Rows never see each other, but the parent that they go on from (`PackedBatch.parents`).
+        """
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden] → [N, vocab]"""

@@ -58,11 +58,11 @@ def attach(model: Model, adapter: LoraAdapter, seed: int) -> Lora:
     parameters = FlatParameters(initial, model.device)
     for projection in model.projections():
         if _targeted(projection, adapter):
-            projection.delta = _Delta(projection, adapter, parameters.views)
+            projection.delta = LoraDelta(projection, adapter, parameters.views)
     return Lora(adapter, parameters, WorkingCopies(model, parameters, saved), tied=model.tied)
 
 
-class _Delta:
+class LoraDelta:
     """The adapters of one projection, stacked like its layers: one matmul down, one up."""
 
     def __init__(self, projection: Projection, adapter: LoraAdapter, views: dict[str, Tensor]) -> None:
@@ -78,6 +78,10 @@ class _Delta:
     def __call__(self, y: Tensor, x: Tensor) -> Tensor:
         inner = F.linear(x, torch.cat(self.down).to(x.dtype))
         return y.addmm_(inner, torch.block_diag(*self.up).to(x.dtype).t(), alpha=self.scale)
+
+    def stacked(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The adapters as they are now: A [sum of ranks, inputs], and scale · B [sum of outputs, sum of ranks]."""
+        return torch.cat(self.down).to(dtype), torch.block_diag(*self.up).mul_(self.scale).to(dtype)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return lora_linear(x, weight, bias, self.down, self.up, self.scale)
