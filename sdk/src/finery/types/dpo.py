@@ -35,6 +35,16 @@ class DpoHyperparameters(Passes):
     """Adds so much of the mean negative log-likelihood of the chosen answers' tokens. Not with `orpo`, which has it."""
 
 
+_SIMPO_BETA, _BETA = 2.0, 0.1
+
+
+def resolved(hyper: DpoHyperparameters) -> DpoHyperparameters:
+    """With the `beta` that its loss has by default, where it is None. SimPO's rewards are means over tokens, not sums,
+    so its beta is larger: 2.0 to 2.5 in its paper."""
+    beta = hyper.beta if hyper.beta is not None else _SIMPO_BETA if hyper.loss == "simpo" else _BETA
+    return hyper.model_copy(update={"beta": beta})
+
+
 class DpoJobCreate(JobSpec):
     """The body of `POST /v1/jobs` for learning from preferences."""
 

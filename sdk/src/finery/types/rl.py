@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints
 
 from finery.types.environments import EnvironmentSpec
 from finery.types.ids import EnvironmentId
@@ -18,8 +18,14 @@ Overlong = Literal["keep", "mask", "penalize"]
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 
 
+def _comparable(samples: int) -> int:
+    if samples < 2:
+        raise ValueError(f"expected at least 2, as rollouts of a prompt are compared with each other, found {samples}")
+    return samples
+
+
 class RlHyperparameters(Optimization):
-    """What is None is as the algorithm's source has it (docs/rl.md has the table); the job shows which."""
+    """What is None is as the algorithm's source has it: see `rl_algorithms`; the job shows which."""
 
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 1e-4
     schedule: Schedule = "constant"
@@ -30,7 +36,9 @@ class RlHyperparameters(Optimization):
     steps: Annotated[int, Field(ge=1, le=1_000_000)] = 50
     """Batches of rollouts, each with all its updates."""
     prompts_per_step: Annotated[int, Field(ge=1, le=4096)] = 4
-    samples_per_prompt: Annotated[int, Field(ge=2, le=1024)] = 8
+    samples_per_prompt: Annotated[
+        int, Field(le=1024, json_schema_extra={"minimum": 2}), AfterValidator(_comparable)
+    ] = 8
     """Rollouts of one prompt: a group. At least 2, as each is compared with the others."""
     updates_per_step: Annotated[int, Field(ge=1, le=64)] = 1
     """Optimizer updates that a step's groups are split over; divides `prompts_per_step`."""
