@@ -33,8 +33,8 @@ class Group:
     prompt: tuple[int, ...]
     """Token ids, at least one."""
     seeds: tuple[int, ...]
-    """One per rollout, below 2**63: it alone (with the model, the prompt and `Sampling`) decides what is drawn, whatever
-    shares the batch, rounding aside."""
+    """One per rollout, from 0 to below 2**63: it alone (with the model, the prompt and `Sampling`) decides what is
+    drawn, whatever shares the batch, rounding aside."""
 
 
 @dataclass
