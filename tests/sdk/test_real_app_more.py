@@ -19,7 +19,7 @@ from finery_testing.api import CHAT_ROW, Api, jsonl
 
 from .real_app import end, publish
 
-SFT = {"method": "sft", "model": factories.MODEL_NAME}
+SFT: dict[str, Any] = {"method": "sft", "model": factories.MODEL_NAME}
 
 
 async def test_a_job_is_named_paused_resumed_and_found(real_api: Api, client: AsyncFinery) -> None:

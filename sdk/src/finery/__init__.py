@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from finery import graders
     from finery._runtime import Runtime
     from finery.client import AsyncFinery, Finery
     from finery.errors import (
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
         ConfigurationError,
         ConflictError,
         DownloadError,
+        EnvironmentRunFailedError,
         EventGapError,
         FineryError,
         InternalServerError,
@@ -51,6 +53,7 @@ __all__ = [
     "ConfigurationError",
     "ConflictError",
     "DownloadError",
+    "EnvironmentRunFailedError",
     "EventGapError",
     "Finery",
     "FineryError",
@@ -65,6 +68,7 @@ __all__ = [
     "Runtime",
     "UnprocessableEntityError",
     "WaitTimeoutError",
+    "graders",
 ]
 
 _ELSEWHERE = {"Finery": "finery.client", "AsyncFinery": "finery.client", "Runtime": "finery._runtime"}
@@ -77,6 +81,8 @@ def __getattr__(name: str) -> Any:
         return version("finery")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "graders":
+        return import_module("finery.graders")
     value = getattr(import_module(_ELSEWHERE.get(name, "finery.errors")), name)
     globals()[name] = value
     return value

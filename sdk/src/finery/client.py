@@ -11,6 +11,7 @@ from finery._runtime import Runtime
 from finery._transport import AsyncHttp, AsyncTransport, SyncHttp, SyncTransport
 from finery.resources.admin import Admin, AsyncAdmin
 from finery.resources.checkpoints import AsyncCheckpoints, Checkpoints
+from finery.resources.environments import AsyncEnvironments, Environments
 from finery.resources.files import AsyncFiles, Files
 from finery.resources.jobs import AsyncJobs, Jobs
 from finery.resources.models import AsyncModels, Models
@@ -50,6 +51,7 @@ class Finery:
         self._transport.client = self
         self.files = Files(self._transport)
         self.models = Models(self._transport)
+        self.environments = Environments(self._transport)
         self.jobs = Jobs(self._transport)
         self.checkpoints = Checkpoints(self._transport)
         self.usage = Usage(self._transport)
@@ -98,6 +100,7 @@ class AsyncFinery:
         self._transport.client = self
         self.files = AsyncFiles(self._transport)
         self.models = AsyncModels(self._transport)
+        self.environments = AsyncEnvironments(self._transport)
         self.jobs = AsyncJobs(self._transport)
         self.checkpoints = AsyncCheckpoints(self._transport)
         self.usage = AsyncUsage(self._transport)

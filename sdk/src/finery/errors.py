@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from finery.types.environments import EnvironmentRun
 from finery.types.errors import ErrorBody, ErrorDetail
 from finery.types.jobs import Job
 from finery.types.previews import Preview
@@ -151,6 +152,22 @@ class PreviewFailedError(FineryError):
         error = self.preview.error
         said = f" ({error.code}): {error.message}" if error else "."
         return f"Preview {self.preview.id} of {self.preview.file} with {self.preview.model} failed{said}"
+
+
+class EnvironmentRunFailedError(FineryError):
+    """The environment could not be run, so that nothing was graded. It is in `run`.
+
+    An answer without a reward is no such error: look at its `failure`.
+    """
+
+    def __init__(self, run: EnvironmentRun) -> None:
+        super().__init__(run)
+        self.run = run
+
+    def __str__(self) -> str:
+        error = self.run.error
+        said = f" ({error.code}): {error.message}" if error else "."
+        return f"Run {self.run.id} of {self.run.environment} failed{said}"
 
 
 _BY_STATUS: dict[int, type[APIError]] = {

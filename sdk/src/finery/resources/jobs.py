@@ -7,7 +7,7 @@ import itertools
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from datetime import datetime
 from os import PathLike
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 from finery import _calls, _wait
 from finery._call import id_of
@@ -18,8 +18,10 @@ from finery._wait import Follower, OnEvent, OnEventAsync
 from finery.errors import InvalidArgumentError
 from finery.forward import Recorder, Sink
 from finery.plot import Plot, check_request, curve, picture
+from finery.resources._job_fields import JobFields
 from finery.types.jobs import Event, Job, JobState
-from finery.types.methods import SftJobCreate
+from finery.types.methods import JobCreate
+from finery.types.rollouts import Rollout, RolloutKind
 
 _KEEP: Any = object()  # not given
 
@@ -29,13 +31,14 @@ class Jobs:
         self._transport = transport
 
     def create(
-        self, request: SftJobCreate | None = None, /, *, idempotency_key: str | None = None, **fields: Any
+        self, request: JobCreate | None = None, /, *, idempotency_key: str | None = None, **fields: Unpack[JobFields]
     ) -> Job:
-        """Submit a job: `create(method="sft", model=…, training_file=…, hyperparameters={…})`.
+        """Submit a job: `create(method="sft", model=…, training_file=…, hyperparameters={…})`; likewise `dpo`, and
+        `create(method="rl", model=…, environment={…}, hyperparameters={…})`.
 
-        The fields are those of `finery.types.methods`, as plain values or as its classes; a `File` or `Checkpoint`
-        stands for its id. The server decides what is valid and names the field that is not. Retries keep one
-        idempotency key; pass your own to make the call repeatable over restarts of your program.
+        The fields are those of `finery.types.methods`, as plain values or as its classes; a `File`, `Checkpoint` or
+        `Environment` stands for its id. The server decides what is valid and names the field that is not. Retries keep
+        one idempotency key; pass your own to make the call repeatable over restarts of your program.
         """
         key = idempotency_key or self._transport.config.runtime.new_key()
         return self._transport.send(_calls.create_job(_body(request, fields), key))
@@ -117,8 +120,17 @@ class Jobs:
             ended = _wait.wait(self._transport, id_of(job, "job"), after, timeout, heard)
         return _wait.settled(ended, raise_on_failure)
 
+    def rollouts(
+        self, job: Job | str, step: int | None = None, *, kind: RolloutKind | None = "train", limit: int | None = None
+    ) -> Pages[Rollout]:
+        """What an RL job sampled and how it was rewarded: of one step or (None) of all, oldest first.
+
+        `kind`: rollouts to train on, to evaluate (`eval`), or (None) both; fetched `limit` (≤ 100) at a time.
+        """
+        return Pages(self._transport.send, _calls.list_rollouts(job, step, kind, limit))
+
     def plot(self, *jobs: Job | str, path: str | PathLike[str] | None = None) -> Plot:
-        """Loss, validation loss, learning rate and best checkpoint of one job or several, for comparison.
+        """Losses (DPO: accuracy too; RL: rewards), learning rate and best checkpoint of one job or several.
 
         The answer shows itself in a notebook; `path` (.png or .svg) writes it too. Needs the extra `plot`.
         """
@@ -142,13 +154,14 @@ class AsyncJobs:
         self._transport = transport
 
     async def create(
-        self, request: SftJobCreate | None = None, /, *, idempotency_key: str | None = None, **fields: Any
+        self, request: JobCreate | None = None, /, *, idempotency_key: str | None = None, **fields: Unpack[JobFields]
     ) -> Job:
-        """Submit a job: `create(method="sft", model=…, training_file=…, hyperparameters={…})`.
+        """Submit a job: `create(method="sft", model=…, training_file=…, hyperparameters={…})`; likewise `dpo`, and
+        `create(method="rl", model=…, environment={…}, hyperparameters={…})`.
 
-        The fields are those of `finery.types.methods`, as plain values or as its classes; a `File` or `Checkpoint`
-        stands for its id. The server decides what is valid and names the field that is not. Retries keep one
-        idempotency key; pass your own to make the call repeatable over restarts of your program.
+        The fields are those of `finery.types.methods`, as plain values or as its classes; a `File`, `Checkpoint` or
+        `Environment` stands for its id. The server decides what is valid and names the field that is not. Retries keep
+        one idempotency key; pass your own to make the call repeatable over restarts of your program.
         """
         key = idempotency_key or self._transport.config.runtime.new_key()
         return await self._transport.send(_calls.create_job(_body(request, fields), key))
@@ -235,8 +248,17 @@ class AsyncJobs:
             ended = await _wait.wait_async(self._transport, id_of(job, "job"), after, timeout, heard)
         return _wait.settled(ended, raise_on_failure)
 
+    def rollouts(
+        self, job: Job | str, step: int | None = None, *, kind: RolloutKind | None = "train", limit: int | None = None
+    ) -> AsyncPages[Rollout]:
+        """What an RL job sampled and how it was rewarded: of one step or (None) of all, oldest first.
+
+        `kind`: rollouts to train on, to evaluate (`eval`), or (None) both; fetched `limit` (≤ 100) at a time.
+        """
+        return AsyncPages(self._transport.send, _calls.list_rollouts(job, step, kind, limit))
+
     async def plot(self, *jobs: Job | str, path: str | PathLike[str] | None = None) -> Plot:
-        """Loss, validation loss, learning rate and best checkpoint of one job or several, for comparison.
+        """Losses (DPO: accuracy too; RL: rewards), learning rate and best checkpoint of one job or several.
 
         The answer shows itself in a notebook; `path` (.png or .svg) writes it too. Needs the extra `plot`.
         """
@@ -255,7 +277,7 @@ class AsyncJobs:
             return record.end(await self.wait(job, after=after, on_event=record, raise_on_failure=False))
 
 
-def _body(request: SftJobCreate | None, fields: dict[str, Any]) -> SftJobCreate | dict[str, Any]:
+def _body(request: JobCreate | None, fields: Mapping[str, Any]) -> JobCreate | Mapping[str, Any]:
     if request is None:
         return fields
     if fields:

@@ -13,6 +13,7 @@ from pydantic import Field, StringConstraints
 from finery.types.base import Linked, Name, Request, Resource, Time
 from finery.types.errors import ErrorDetail
 from finery.types.ids import FileId, ProjectId
+from finery.types.urls import BaseUrl
 
 GraderName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")]
 Template = Annotated[str, StringConstraints(max_length=16_384)]
@@ -60,7 +61,7 @@ class ScoreModelGrader(Request):
 
     type: Literal["score_model"]
     name: GraderName = "score_model"
-    base_url: Annotated[str, StringConstraints(max_length=512)]
+    base_url: BaseUrl
     """Of an OpenAI-compatible server, as in `https://judge.example/v1`."""
     model: Annotated[str, StringConstraints(min_length=1, max_length=256)]
     input: Annotated[tuple[ScoreMessage, ...], Field(min_length=1, max_length=32, strict=False)]
@@ -144,7 +145,7 @@ class Environment(Linked):
     created_at: Time
 
     def run(self, answers: Any = None, **options: Any) -> Any:
-        """`client.environments.run` of this environment."""
+        """`client.environments.run` of this environment: answers, prompts, timeout."""
         return self._client().environments.run(self, answers, **options)
 
     def delete(self) -> Any:
@@ -207,3 +208,26 @@ class EnvironmentRun(Resource):
     answers: tuple[GradedAnswer, ...] = ()
     error: ErrorDetail | None = None
     created_at: Time
+
+    def text(self, *, color: bool | None = None) -> str:
+        """A table of the answers with their rewards, why one has none, and how the rewards are distributed.
+
+        None: colours if the standard output is a terminal and NO_COLOR is not set.
+        """
+        from finery import _environment_run, _visible
+
+        return _environment_run.text(self, color=_visible.wants_colour() if color is None else color)
+
+    def html(self) -> str:
+        """A page of its own; nothing in it runs, whatever prompts and answers hold."""
+        from finery import _environment_run
+
+        return _environment_run.page(self)
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def _repr_html_(self) -> str:
+        from finery import _environment_run
+
+        return _environment_run.fragment(self)

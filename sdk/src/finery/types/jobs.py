@@ -128,7 +128,7 @@ class Job(Linked):
         return self._client().checkpoints.list(job=self)
 
     def rollouts(self, **options: Any) -> Any:
-        """`client.jobs.rollouts` of this job: step, kind."""
+        """`client.jobs.rollouts` of this job: step, kind, limit."""
         return self._client().jobs.rollouts(self, **options)
 
     def plot(self, path: str | PathLike[str] | None = None) -> Any:
