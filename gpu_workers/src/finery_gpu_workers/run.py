@@ -12,10 +12,12 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from finery.types.errors import ErrorDetail
 from finery.types.methods import JobCreate
@@ -28,7 +30,7 @@ from finery_gpu_workers.methods.preview import preview
 from finery_gpu_workers.models.catalog import resolve
 from finery_gpu_workers.report import CallError, ControlPlane, FencedError
 from finery_gpu_workers.scratch import scratch_folder
-from finery_gpu_workers.work import Ending, Work
+from finery_gpu_workers.work import Ending, Task, Work
 from finery_protos.v1 import worker_pb2 as pb
 
 _log = logging.getLogger(__name__)
@@ -43,10 +45,15 @@ _CUSTOMERS = {
     "unknown_target": JobReason.INVALID_MODEL,
     "unsupported_adapter": JobReason.INVALID_MODEL,
     "unsupported_model": JobReason.INVALID_MODEL,
+    "invalid_environment": JobReason.INVALID_ENVIRONMENT,
+    "sandbox_unavailable": JobReason.SANDBOX_UNAVAILABLE,
+    "rewards_failed": JobReason.REWARDS_FAILED,
 }
 """Errors that end the job at once, as another attempt would meet them too; all others are faults of ours. Another
-choice of the customer's mends them; the operator mends `model_not_found`."""
+choice of the customer's mends them; the operator mends `model_not_found` and `sandbox_unavailable`."""
+_OF_ENVIRONMENTS = (JobReason.INVALID_ENVIRONMENT, JobReason.SANDBOX_UNAVAILABLE, JobReason.REWARDS_FAILED)
 _SPEC: TypeAdapter[JobCreate] = TypeAdapter(JobCreate)
+_SCORE_MODELS = TypeAdapter(dict[str, str | None])
 _BROKEN_MODEL = ("model_not_found", "invalid_model", "unsafe_checkpoint_file")
 
 
@@ -62,6 +69,8 @@ class Settings:
     model_cache: Path
     device: str
     torch_threads: int
+    score_models: Mapping[str, str | None] = field(default_factory=dict, repr=False)
+    """`SCORE_MODELS`: a JSON object of base URLs that graders may ask, and the key of each, or null."""
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> Settings:
@@ -71,7 +80,16 @@ class Settings:
         address, attempt, fence, token, store, cache = (environment[f"FINERY_{name}"] for name in names)
         device = environment.get("FINERY_DEVICE", "auto")
         threads = seeds.torch_threads(environment)
-        return cls(address, attempt, int(fence), token, store, Path(cache), device, threads)
+        models = _score_models(environment.get("FINERY_SCORE_MODELS") or "{}")
+        return cls(address, attempt, int(fence), token, store, Path(cache), device, threads, models)
+
+
+def _score_models(raw: str) -> dict[str, str | None]:
+    try:
+        return _SCORE_MODELS.validate_json(raw)
+    except ValidationError:
+        # Without what was found: it holds keys.
+        raise SystemExit("FINERY_SCORE_MODELS: expected a JSON object of URLs with a key or null each") from None
 
 
 def main(environment: Mapping[str, str]) -> None:
@@ -112,28 +130,36 @@ def attempt(settings: Settings, control: ControlPlane) -> None:
 def _work(
     settings: Settings, control: ControlPlane, assignment: pb.Assignment, folder: Path, code_version: str
 ) -> Ending | None:
+    task: dict[str, Any] = {
+        "control": control,
+        "store": storage.open_store(settings.store_url),
+        "assignment": assignment,
+        "folder": folder,
+        "code_version": code_version,
+        "score_models": settings.score_models,
+    }
+    if assignment.run_json:
+        # Not at the top: environments are many modules, which most attempts do not need.
+        from finery_gpu_workers.methods.grade import grade
+
+        return grade(Task(**task))
     source: ModelSource = TypeAdapter(ModelSource).validate_json(assignment.model_source_json)
-    spec = _SPEC.validate_json(assignment.spec_json)
     training = assignment.kind == pb.ATTEMPT_KIND_TRAIN
     work = Work(
-        control=control,
-        store=storage.open_store(settings.store_url),
-        assignment=assignment,
-        spec=spec,
+        **task,
+        spec=_SPEC.validate_json(assignment.spec_json),
         model_folder=_model_folder(source, settings.model_cache),
         device=_device(settings.device) if training else "cpu",
-        folder=folder,
-        code_version=code_version,
     )
     if not training:
         # Not the time of this attempt: another one after midnight must prepare the same data.
         created = datetime.fromtimestamp(assignment.created_ms / 1000, UTC)
         return preview(work, created) if assignment.preview_json else prepare(work, created)
     # Loading torch takes seconds: after the first call, so that the lease is held meanwhile, and only to train.
-    from finery_gpu_workers.methods.sft import train
-
-    seeds.deterministic(spec.seed, threads=settings.torch_threads)
-    return train(work)
+    method = import_module(f"finery_gpu_workers.methods.{work.spec.method}")
+    seeds.deterministic(work.spec.seed, threads=settings.torch_threads)
+    ending: Ending = method.train(work)
+    return ending
 
 
 def _model_folder(source: ModelSource, cache: Path) -> Path:
@@ -162,15 +188,19 @@ def ending_of(error: Exception, attempt_id: str) -> Ending:
     """What an exception means for the job. The log gets the traceback, the customer a reference."""
     _log.error("attempt %s fails", attempt_id, exc_info=error)
     if isinstance(error, WorkerError) and error.code in _CUSTOMERS:
-        detail = ErrorDetail(
-            message=error.message, type="invalid_request_error", code=error.code, param=error.param or "model"
-        )
-        return Ending(_CUSTOMERS[error.code], detail)
+        return _customers(error, _CUSTOMERS[error.code])
     if _out_of_memory(error):
         message = "The worker ran out of memory; lower hyperparameters.micro_batch_tokens or max_length."
         return Ending(JobReason.OUT_OF_MEMORY, _detail(message, "out_of_memory", "invalid_request_error"))
     message = f"A fault on our side ended the attempt. Our log has the details under {attempt_id}."
     return Ending(JobReason.PLATFORM_FAULT, _detail(message, "platform_fault", "server_error"))
+
+
+def _customers(error: WorkerError, reason: JobReason) -> Ending:
+    param = error.param or ("environment" if reason in _OF_ENVIRONMENTS else "model")
+    type_ = "server_error" if reason is JobReason.SANDBOX_UNAVAILABLE else "invalid_request_error"
+    detail = ErrorDetail(message=error.message, type=type_, code=error.code, param=param, details=error.details)
+    return Ending(reason, detail)
 
 
 def _out_of_memory(error: Exception) -> bool:

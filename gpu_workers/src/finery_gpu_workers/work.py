@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from obstore.store import ObjectStore
@@ -15,18 +16,28 @@ from finery_gpu_workers.report import ControlPlane
 from finery_protos.v1 import worker_pb2 as pb
 
 
-@dataclass(frozen=True)
-class Work:
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What every attempt has. A run of an environment has no model, so that this is all."""
+
     control: ControlPlane
     store: ObjectStore
     assignment: pb.Assignment
+    folder: Path
+    """Scratch space; gone when the attempt is over."""
+    code_version: str
+    score_models: Mapping[str, str | None] = field(default_factory=dict, repr=False)
+    """Base URLs of score models that the operator allows, and their keys."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work(Task):
+    """Of an attempt of a job, or of a preview."""
+
     spec: JobCreate
     model_folder: Path
     """The base model in the transformers layout."""
     device: str
-    folder: Path
-    """Scratch space; gone when the attempt is over."""
-    code_version: str
 
 
 @dataclass(frozen=True)

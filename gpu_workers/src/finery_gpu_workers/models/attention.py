@@ -151,7 +151,7 @@ class _Matmul(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, *past: Tensor) -> Tensor:
-        count, length, heads, width = q.shape
+        _, length, heads, width = q.shape
         kv_heads = k.shape[2]
         keys, values = (_behind(x, past[n : n + 1]) for n, x in enumerate((k, v)))
         queries, output = q.unflatten(2, (kv_heads, -1)), q.new_empty(q.shape)

@@ -138,7 +138,7 @@ class Decoder:
     def forward(
         self, tokens: Tensor, positions: Tensor, lengths: tuple[int, ...], parents: tuple[int, ...] = ()
     ) -> Tensor:
-        """int64 [T], int64 [T], rows' lengths and parents (batch.py) → last hidden states after the norm, [T, hidden]."""
+        """int64 [T], int64 [T], rows' lengths and parents → last hidden states after the final norm, [T, hidden]."""
         self._check_lengths(lengths, parents)
         frequencies = inverse_frequencies(self.config).to(self.device)
         cos, sin = rotation(frequencies, positions, self.dtype, amplitude(self.config))
