@@ -76,21 +76,22 @@ class PackedBatch:
         return tuple(int(one.sum()) for row, one in rows if row not in self._prefixes)
 
     def to(self, device: str | torch.device) -> PackedBatch:
-        moved = {name: getattr(self, name).to(device) for name in _KINDS}
-        return PackedBatch(**moved, lengths=self.lengths, parents=self.parents)
+        tokens, positions, targets, weights = (getattr(self, name).to(device) for name in _KINDS)
+        return PackedBatch(tokens, positions, targets, weights, self.lengths, self.parents)
 
     def expanded(self) -> PackedBatch:
         """The same rows apart, each with its prefix in front and no parents; scored positions keep their order."""
         if not self._prefixes:
             return PackedBatch(self.tokens, self.positions, self.targets, self.weights, self.lengths)
-        parts = {name: getattr(self, name).split(self.lengths) for name in _KINDS}
         rows = [row for row in range(len(self.lengths)) if row not in self._prefixes]
-        before = {row: [self.parents[row]] if self.parents[row] >= 0 else [] for row in rows}
-        joined = {
-            name: torch.cat([part[n] for row in rows for n in (*before[row], row)]) for name, part in parts.items()
-        }
-        lengths = tuple(sum(self.lengths[n] for n in (*before[row], row)) for row in rows)
-        return PackedBatch(**joined, lengths=lengths)
+        # Of each row, the rows that it is made of.
+        made = [(self.parents[row], row) if self.parents[row] >= 0 else (row,) for row in rows]
+        tokens, positions, targets, weights = (
+            torch.cat([part for row in made for part in map(getattr(self, name).split(self.lengths).__getitem__, row)])
+            for name in _KINDS
+        )
+        lengths = tuple(sum(self.lengths[n] for n in row) for row in made)
+        return PackedBatch(tokens, positions, targets, weights, lengths)
 
 
 @dataclass(frozen=True)

@@ -154,9 +154,9 @@ class Learner:
         self._finite &= bool(value.detach().isfinite())
         (upstream,) = torch.autograd.grad(value, whole)
         gradient = torch.empty_like(hidden)
-        for part, (log_probs, inputs) in zip(parts, found, strict=True):
-            if inputs is None:
-                inputs = leaf[part].requires_grad_()
+        for part, (log_probs, kept_inputs) in zip(parts, found, strict=True):
+            inputs = leaf[part].requires_grad_() if kept_inputs is None else kept_inputs
+            if kept_inputs is None:
                 log_probs = token_log_probs(self._model.logits(inputs), targets[part], temperature)
             log_probs.backward(upstream[part])
             assert inputs.grad is not None

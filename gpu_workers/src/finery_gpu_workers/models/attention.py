@@ -86,7 +86,7 @@ def _rows(segment: _Segment, q: Tensor, k: Tensor, v: Tensor, past: tuple[Tensor
     reach = longest if past is None else longest + len(past[0])
     on_cpu = q.device.type == "cpu" and reach <= _MATMUL_UP_TO
     mixed = (_matmul if on_cpu else _fused)(q, k, v, past).flatten(0, 1)
-    return mixed if padding is None else _Unpad.apply(mixed, padding)  # type: ignore[no-any-return, no-untyped-call]
+    return mixed if padding is None else _Unpad.apply(mixed, padding)  # type: ignore[no-untyped-call]
 
 
 @lru_cache(maxsize=8)
