@@ -15,6 +15,7 @@ from fastapi import Depends, FastAPI
 from obstore.store import ObjectStore, from_url
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from finery.types.environments import EnvironmentCreate, EnvironmentRunCreate
 from finery.types.methods import DpoJobCreate, JobUpdate, RlJobCreate, SftJobCreate
 from finery.types.models import ModelCreate
 from finery.types.previews import PreviewCreate
@@ -23,6 +24,7 @@ from finery_service.checkpoints.routes import router as checkpoints
 from finery_service.clock import Clock, system_clock
 from finery_service.db.engine import create_engine
 from finery_service.db.notify import EventFeeds
+from finery_service.environments.routes import router as environments
 from finery_service.files.routes import router as files
 from finery_service.housekeeping import keep_house
 from finery_service.http.answers import install_handlers
@@ -37,6 +39,7 @@ from finery_service.jobs.routes import router as jobs
 from finery_service.keys.routes import router as keys
 from finery_service.models.routes import router as models
 from finery_service.previews.routes import router as previews
+from finery_service.rollouts.routes import router as rollouts
 from finery_service.settings import Settings, required
 from finery_service.tenants.routes import router as tenants
 from finery_service.usage.routes import router as usage
@@ -45,7 +48,19 @@ _GRACE_SECONDS = 10
 _CONNECTIONS = 20  # beyond these, connections are made anew for each use, which costs more than the use
 # A megabyte of "key" still gets an answer; cutting a client off while it sends, it would see a broken connection.
 _MAX_HEADER_BYTES = 2**20 + 2**18
-_DESCRIPTION = "Post-training as a service: SFT jobs on your data, metered to the token, down to the checkpoint."
+_DESCRIPTION = "Post-training as a service: SFT, DPO and RL jobs, metered to the token, down to the checkpoint."
+_BODIES = (
+    SftJobCreate,
+    DpoJobCreate,
+    RlJobCreate,
+    JobUpdate,
+    PreviewCreate,
+    EnvironmentCreate,
+    EnvironmentRunCreate,
+    ModelCreate,
+    TenantCreate,
+    KeyCreate,
+)
 
 log = structlog.get_logger("finery.api")
 
@@ -80,12 +95,12 @@ def create_app(
     )
     app.state.services = Services(settings, app_engine, system_engine, store, clock, feeds, metrics)
     app.add_middleware(Edge, clock=clock, metrics=metrics)
-    routers = (files, previews, models, jobs, checkpoints, usage, tenants, keys)
+    routers = (files, previews, environments, models, jobs, rollouts, checkpoints, usage, tenants, keys)
     install_handlers(app, (*routers, health))
     for router in routers:
         app.include_router(router, dependencies=[Depends(known_parameters)])
     app.include_router(health)
-    install_openapi(app, [SftJobCreate, DpoJobCreate, RlJobCreate, JobUpdate, PreviewCreate, ModelCreate, TenantCreate, KeyCreate])
+    install_openapi(app, _BODIES)
     return app
 
 

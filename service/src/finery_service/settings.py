@@ -5,12 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr
+from pydantic import AfterValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from finery.types.urls import base_url
+
+ScoreModels = dict[Annotated[str, AfterValidator(base_url)], SecretStr | None]
 
 
 class Settings(BaseSettings):
-    model_config = SettingsConfigDict(env_prefix="FINERY_", extra="ignore")
+    model_config = SettingsConfigDict(env_prefix="FINERY_", extra="ignore", hide_input_in_errors=True)
 
     owner_dsn: SecretStr | None = None
     """PostgreSQL as `finery_owner`; only `migrate` needs it."""
@@ -52,6 +56,9 @@ class Settings(BaseSettings):
     """Where workers train."""
     torch_threads: Annotated[int, Field(ge=1)] | None = None
     """CPU threads of a worker; None: its physical cores."""
+    score_models: ScoreModels = {}
+    """Model servers that graders of the type score_model may use: JSON, `{base URL: API key or null}`. Workers reach
+    them; customers never see a key."""
     heartbeat_seconds: Annotated[float, Field(gt=0)] = 10.0
     """Between comments on an idle event stream."""
 

@@ -30,7 +30,14 @@ from finery_service.supervisor import Child, Keeper, SupervisorError, run_to_end
 
 _PORTS = ("postgres", "ray", "ray_client", "rpc", "api")
 _STOP_ORDER = ("api", "rpc", "reconcile", "ray", "postgres")
-_NOT_FOR_ALL = ("FINERY_OWNER_DSN", "FINERY_APP_DSN", "FINERY_SYSTEM_DSN", "FINERY_WORKER_SECRET", "FINERY_RAY_TOKEN")
+_NOT_FOR_ALL = (
+    "FINERY_OWNER_DSN",
+    "FINERY_APP_DSN",
+    "FINERY_SYSTEM_DSN",
+    "FINERY_WORKER_SECRET",
+    "FINERY_RAY_TOKEN",
+    "FINERY_SCORE_MODELS",
+)
 """Each child gets the secrets that it needs and no others; Ray's workers inherit none of these."""
 _START_SECONDS = 90.0
 
@@ -147,11 +154,12 @@ class Up:
         """Start api and rpc, then reconcile on top of Ray, and wait until each does its work."""
         epoch = await asyncio.to_thread(self._leader_epoch, 0)
         secrets = {"FINERY_SYSTEM_DSN": self._dsn("finery_system")}
-        api = self._keep(self._ours("api", FINERY_APP_DSN=self._dsn("finery_app"), **secrets))
+        models = {name: os.environ[name] for name in ("FINERY_SCORE_MODELS",) if name in os.environ}
+        api = self._keep(self._ours("api", FINERY_APP_DSN=self._dsn("finery_app"), **secrets, **models))
         secrets["FINERY_WORKER_SECRET"] = self.secrets["worker_secret"]
         rpc = self._keep(self._ours("rpc", **secrets))
         await until(self._listens("ray"), ray, _START_SECONDS)
-        reconcile = self._keep(self._ours("reconcile", FINERY_RAY_TOKEN=self.secrets["ray_token"], **secrets))
+        reconcile = self._keep(self._ours("reconcile", FINERY_RAY_TOKEN=self.secrets["ray_token"], **secrets, **models))
 
         async def api_ready() -> bool:
             return await asyncio.to_thread(operator_client.status, f"{self.base_url}/readyz") == 200

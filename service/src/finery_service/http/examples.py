@@ -9,6 +9,7 @@ from typing import Any
 from finery.types.base import Resource
 from finery.types.checkpoints import Checkpoint, CheckpointFile
 from finery.types.data import DataReport, LengthBin, SetReport, Warning  # noqa: A004 - the word of the field
+from finery.types.environments import Environment, EnvironmentRun, GradedAnswer, RewardFailure, ShownPrompt
 from finery.types.errors import Problem
 from finery.types.files import File
 from finery.types.jobs import Event, Job, Progress
@@ -16,6 +17,7 @@ from finery.types.methods import LoraAdapter, Resources, SftHyperparameters
 from finery.types.models import Model
 from finery.types.pages import Deleted
 from finery.types.previews import Preview, PreviewRow, PreviewToken
+from finery.types.rollouts import Rollout
 from finery.types.tenants import Key, Tenant
 from finery.types.usage import UsageRow
 
@@ -57,6 +59,16 @@ _WARNING = Warning(
 _DATA = DataReport(
     sets={"train": _SET}, warnings=(_WARNING,), template_sha256=_SHA256, tokenizer_sha256=_SHA256, vocab_size=49_152
 )
+_GRADER = {
+    "type": "string_check",
+    "name": "string_check",
+    "operation": "eq",
+    "input": "{{ sample.output_text }}",
+    "reference": "{{ item.answer }}",
+}
+_QUESTION: dict[str, Any] = {"role": "user", "content": "6 × 7?"}
+_ITEM = {"messages": [_QUESTION], "answer": "42"}
+_FAILURE = RewardFailure(code="timeout", message="expected a reward within 10 s, found none", grader="python")
 _PREVIEW_ROW = PreviewRow(
     line=1,
     tokens=(PreviewToken(id=808, text="ok", trained=True), PreviewToken(id=2, text="<|im_end|>", trained=True)),
@@ -69,6 +81,48 @@ _RESOURCES: tuple[Resource, ...] = (
     _WARNING,
     Deleted(object="checkpoint", id=f"ckpt_{TAIL}"),
     Preview(id=f"prev_{TAIL}", file=_FILE, model=_MODEL, status="ready", rows=(_PREVIEW_ROW,), created_at=_AT),
+    _FAILURE,
+    Environment(
+        id=f"env_{TAIL}",
+        project=_PROJECT,
+        name="support",
+        type="prompts",
+        spec={"type": "prompts", "file": _FILE, "held_out_file": None, "grader": _GRADER},
+        created_at=_AT,
+    ),
+    EnvironmentRun(
+        id=f"erun_{TAIL}",
+        environment=f"env_{TAIL}",
+        status="ready",
+        prompt_count=500,
+        prompts=(ShownPrompt(index=0, messages=(_QUESTION,), item=_ITEM),),
+        answers=(
+            GradedAnswer(prompt=0, output_text="42", reward=1.0, parts={"string_check": 1.0}, seconds=0.01),
+            GradedAnswer(prompt=0, output_text="…", failure=_FAILURE, seconds=10.0),
+        ),
+        created_at=_AT,
+    ),
+    Rollout(
+        id="roll_12_0",
+        job=_JOB,
+        step=12,
+        group=0,
+        sample=0,
+        prompt=7,
+        messages=(_QUESTION,),
+        item=_ITEM,
+        prompt_tokens=(1, 38, 1704, 2),
+        tokens=(36, 34, 2),
+        text="42",
+        log_probs=(-0.12, -0.04, -0.01),
+        versions=(11, 11, 11),
+        finish="stop",
+        reward=1.0,
+        parts={"string_check": 1.0},
+        advantage=0.7,
+        trained=True,
+        seconds={"generate": 0.31, "reward": 0.01},
+    ),
     Tenant(id=_TENANT, name="acme", default_project=_PROJECT, created_at=_AT),
     Key(
         id=f"key_{TAIL}",

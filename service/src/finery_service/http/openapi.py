@@ -68,6 +68,7 @@ _CODES: dict[str, tuple[int, str, str | None]] = {
         "Expected at most 20 previews that are not ready yet, found them; wait for one of them.",
         None,
     ),
+    "too_many_runs": (429, "Expected at most 20 runs that are not ready yet, found them; wait for one of them.", None),
     "internal_error": (500, "Something went wrong on our side; try again.", None),
     "database_unavailable": (503, "The database does not answer; try again.", None),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -19,6 +19,8 @@ from finery_service.http.examples import examples
 _PATHS = {
     "file_id": "Id of a file: `file_…`",
     "preview_id": "Id of a preview: `prev_…`",
+    "environment_id": "Id of an environment: `env_…`",
+    "run_id": "Id of a run: `erun_…`",
     "name_or_id": "Name of a model, or its id: `mdl_…`",
     "job_id": "Id of a job: `job_…`",
     "checkpoint_id": "Id of a checkpoint: `ckpt_…`",
@@ -33,7 +35,7 @@ _REQUEST_ID = {
 _RETRY_AFTER = {"description": "Seconds to wait before the same request is worth a try.", "schema": {"type": "string"}}
 
 
-def install_openapi(app: FastAPI, bodies: list[type[BaseModel]]) -> None:
+def install_openapi(app: FastAPI, bodies: Sequence[type[BaseModel]]) -> None:
     """Make `app.openapi()` tell the truth; `bodies` are the request classes that `json_body` refers to."""
 
     def build() -> dict[str, Any]:
@@ -44,7 +46,7 @@ def install_openapi(app: FastAPI, bodies: list[type[BaseModel]]) -> None:
     app.openapi = build  # type: ignore[method-assign]
 
 
-def _build(app: FastAPI, bodies: list[type[BaseModel]]) -> dict[str, Any]:
+def _build(app: FastAPI, bodies: Sequence[type[BaseModel]]) -> dict[str, Any]:
     page = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
     schemas = page["components"]["schemas"]
     for unused in ("HTTPValidationError", "ValidationError"):
