@@ -79,7 +79,8 @@ async def retrieve(file_id: str, services: Here, member: TenantMember) -> Respon
 
 @router.delete("/{file_id}", response_model=Deleted, responses=guarded(404, 409, noun="file", codes=["file_in_use"]))
 async def delete(file_id: str, services: Here, member: TenantMember) -> Response:
-    """Delete a data set for good. Refused while a job or preview that has not ended reads it."""
+    """Delete a data set for good. Refused while a job or preview that has not ended reads it, or an environment has its
+    prompts in it."""
     async with transaction(services.app_engine, member.tenant_id) as session:
         row = await service.delete(session, member.tenant_id, file_id, services.clock())
     await purge(services.system_engine, services.store, row)

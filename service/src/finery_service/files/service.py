@@ -125,8 +125,11 @@ async def delete(session: AsyncSession, tenant_id: str, file_id: str, now: datet
     row = await _require(session, tenant_id, file_id, lock="change")
     users = await store.users(session, row)
     if users:
-        message = f"Expected a file that nothing reads, found that {', '.join(users)} may; cancel or wait for the end."
-        details = [{"job": user} for user in users]
+        kind, advice = "job", "cancel or wait for the end"
+        if users[0].startswith("env_"):
+            kind, advice = "environment", "delete it first, if no further job is to use it"
+        message = f"Expected a file that nothing reads, found that {', '.join(users)} may; {advice}."
+        details = [{kind: user} for user in users]
         raise ServiceError(409, "file_in_use", message, details=details, headers={"x-should-retry": "false"})
     row.deleted_at = now
     await session.flush()

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from sqlmodel import col, or_, select
 from sqlmodel.ext.asyncio.session import AsyncSession
 
 from finery.types.jobs import TERMINAL
+from finery_service.environments.tables import EnvironmentRow
 from finery_service.files.tables import FileRow
 from finery_service.jobs.tables import JobRow
 
@@ -49,7 +50,8 @@ async def is_shared(session: AsyncSession, row: FileRow) -> bool:
 
 
 async def users(session: AsyncSession, row: FileRow) -> list[str]:
-    """Ids of jobs and previews that have not ended and read the file; the first few."""
+    """Ids of jobs, previews and runs that have not ended and read the file, else of environments whose prompts are in
+    it; the first few."""
     statement = (
         select(JobRow.id)
         .where(
@@ -58,5 +60,20 @@ async def users(session: AsyncSession, row: FileRow) -> list[str]:
             col(JobRow.state).not_in(sorted(TERMINAL)),
         )
         .order_by(col(JobRow.created_at), col(JobRow.id))
+    )
+    found = list((await session.exec(statement.limit(_NAMED))).all())
+    return found or await _environments(session, row)
+
+
+async def _environments(session: AsyncSession, row: FileRow) -> list[str]:
+    spec: Any = EnvironmentRow.spec
+    statement = (
+        select(EnvironmentRow.id)
+        .where(
+            EnvironmentRow.tenant_id == row.tenant_id,
+            col(EnvironmentRow.deleted_at).is_(None),
+            or_(spec["file"].astext == row.id, spec["held_out_file"].astext == row.id),
+        )
+        .order_by(col(EnvironmentRow.created_at), col(EnvironmentRow.id))
     )
     return list((await session.exec(statement.limit(_NAMED))).all())

@@ -1,4 +1,4 @@
-"""Previews in the database. They live in `jobs`; what moves them is what moves jobs."""
+"""Previews in the database. They live in `jobs`, as runs of environments do; what moves them is what moves jobs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from finery_service.models.tables import ModelRow
 
 KEPT = timedelta(days=1)
 # Only those of which nothing can be left in the pool.
-_FORGET = text("""
+_FORGET = """
     with old as (
-        select id from jobs where kind = 'preview' and created_at < :before and finished_at is not null
+        select id from jobs where kind = '{kind}' and created_at < :before and finished_at is not null
         and not exists (select from attempts where job_id = jobs.id and cleaned_at is null)
         limit :count for update skip locked
     ),
@@ -25,7 +25,9 @@ _FORGET = text("""
     gone_heads as (delete from job_heads where job_id in (select id from old)),
     gone_attempts as (delete from attempts where job_id in (select id from old))
     delete from jobs where id in (select id from old)
-""")
+"""
+_FORGET_EACH = tuple(text(_FORGET.format(kind=kind)) for kind in ("preview", "run"))
+"""Spelled out: each kind has a partial index."""
 
 
 async def get(session: AsyncSession, tenant_id: str, file_id: str, preview_id: str) -> tuple[JobRow, ModelRow] | None:
@@ -52,6 +54,10 @@ async def pending(session: AsyncSession, tenant_id: str) -> int:
 
 
 async def forget(session: AsyncSession, now: datetime, *, count: int = 1000) -> int:
-    """Deletes previews that are older than a day, at most so many; how many it was. As finery_system."""
-    result = await session.execute(_FORGET, {"before": now - KEPT, "count": count})
-    return cast(CursorResult[object], result).rowcount
+    """Deletes previews and runs that are older than a day, at most so many of each; how many it was. As
+    finery_system."""
+    gone = 0
+    for statement in _FORGET_EACH:
+        result = await session.execute(statement, {"before": now - KEPT, "count": count})
+        gone += cast(CursorResult[object], result).rowcount
+    return gone

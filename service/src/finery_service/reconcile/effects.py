@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
@@ -32,7 +33,9 @@ async def launch_due(context: Context, view: View) -> None:
     begun = [attempt.id for attempt in due if attempt.state == "running"]
     await apply.launched(context, begun)
     waiting = [attempt for attempt in due if attempt.state == "starting"]
-    await _do(context, "launch", {attempt.id: partial(_launch, context, attempt) for attempt in waiting})
+    graded = {job.id for job in view.jobs if job.method == "rl"}
+    launches = {one.id: partial(_launch, context, one, grades=one.job_id in graded) for one in waiting}
+    await _do(context, "launch", launches)
 
 
 async def clean_up(context: Context, view: View, pool: Pool) -> bool:
@@ -61,8 +64,9 @@ async def clean_up(context: Context, view: View, pool: Pool) -> bool:
     return bool(confirmed)
 
 
-def launch(context: Context, attempt: AttemptRow) -> Launch:
-    """What the pool starts. The environment holds the attempt's token: never log it."""
+def launch(context: Context, attempt: AttemptRow, *, grades: bool = False) -> Launch:
+    """What the pool starts. The environment holds the attempt's token, and where it `grades` answers the keys of model
+    servers: never log it."""
     settings = context.settings
     secret = required(settings.worker_secret, "FINERY_WORKER_SECRET")
     environment = {
@@ -76,13 +80,16 @@ def launch(context: Context, attempt: AttemptRow) -> Launch:
     }
     if settings.torch_threads is not None:
         environment["FINERY_TORCH_THREADS"] = str(settings.torch_threads)
+    if grades and settings.score_models:
+        keys = {url: key.get_secret_value() if key else None for url, key in settings.score_models.items()}
+        environment["FINERY_SCORE_MODELS"] = json.dumps(keys)
     return Launch(attempt.id, ENTRYPOINT, environment, placements(attempt.placements))
 
 
-async def _launch(context: Context, attempt: AttemptRow) -> str | None:
+async def _launch(context: Context, attempt: AttemptRow, *, grades: bool) -> str | None:
     try:
         async with asyncio.timeout(_SECONDS):
-            await context.backend.launch(launch(context, attempt))
+            await context.backend.launch(launch(context, attempt, grades=grades))
     except LaunchError as problem:
         _log.warning("launch_failed", attempt=attempt.id, job=attempt.job_id, error=str(problem))
         await apply.launch_failed(context, attempt)

@@ -101,7 +101,7 @@ async def _tick_on(context: Context, stop: asyncio.Event) -> None:
 
 
 async def keep_house(context: Context) -> None:
-    """Old previews go; what is not as it must be is told to the log."""
+    """Old previews and runs go; what is not as it must be is told to the log."""
     async with context.apply() as session:
         await previews.forget(session, context.clock())
     pool = await context.pool()

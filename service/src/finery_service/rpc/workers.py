@@ -18,6 +18,7 @@ from finery_service.clock import Clock
 from finery_service.db.engine import transaction
 from finery_service.rpc import checks, fence, tokens
 from finery_service.rpc.begin import begin
+from finery_service.rpc.environment_runs import report_environment_run
 from finery_service.rpc.fence import Call
 from finery_service.rpc.finish import finish
 from finery_service.rpc.prepared import report_prepared
@@ -64,6 +65,11 @@ class Workers(WorkersServicer):
 
     async def ReportPreview(self, request: pb.ReportPreviewRequest, context: Context) -> pb.Orders:  # noqa: N802
         return await self._answer(report_preview, request, context)
+
+    async def ReportEnvironmentRun(  # noqa: N802
+        self, request: pb.ReportEnvironmentRunRequest, context: Context
+    ) -> pb.Orders:
+        return await self._answer(report_environment_run, request, context)
 
     async def CommitSteps(self, request: pb.CommitStepsRequest, context: Context) -> pb.Orders:  # noqa: N802
         return await self._answer(commit_steps, request, context)
