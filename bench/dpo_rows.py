@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,6 @@ from sft_rows import model
 from tokenizers import Tokenizer
 
 PROMPT_TURNS = 5
-PAIRS_PER_UPDATE = 8
 
 Pair = dict[str, Any]
 
@@ -27,7 +27,7 @@ def pairs(folder: Path, count: int) -> list[Pair]:
         if len(found) == count + 1:
             break
     made = []
-    for said, other in zip(found, found[1:], strict=False):
+    for said, other in itertools.pairwise(found):
         texts = {"prompt": _prompt(said), "chosen": said[PROMPT_TURNS], "rejected": other[PROMPT_TURNS]}
         ends = {"prompt": "", "chosen": "<|im_end|>", "rejected": "<|im_end|>"}
         encoded = {
