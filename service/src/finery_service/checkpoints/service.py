@@ -93,6 +93,7 @@ def _to_checkpoint(row: CheckpointRow, model: str, *, is_best: bool) -> Checkpoi
         final=row.final,
         kind=row.kind,
         validation_loss=row.validation_loss,
+        validation_reward=row.validation_reward,
         best=is_best,
         model=model,
         files=_files(row),

@@ -33,8 +33,8 @@ _USERS = text("""
 
 _BEST = text("""
     select distinct on (job_id) id from checkpoints
-    where job_id = any(:jobs) and validation_loss is not null and deleted_at is null
-    order by job_id, validation_loss, step
+    where job_id = any(:jobs) and deleted_at is null and coalesce(-validation_reward, validation_loss) is not null
+    order by job_id, coalesce(-validation_reward, validation_loss), step
 """)
 
 
@@ -65,7 +65,7 @@ async def users(session: AsyncSession, row: CheckpointRow) -> list[User]:
 
 
 async def best(session: AsyncSession, job_ids: Sequence[str]) -> set[str]:
-    """Of each job the checkpoint with the lowest validation loss, the earliest of equals."""
+    """Of each job the checkpoint that evaluated best (lowest loss; of RL highest reward), the earliest of equals."""
     return set((await session.execute(_BEST, {"jobs": list(job_ids)})).scalars().all())
 
 

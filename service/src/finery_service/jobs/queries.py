@@ -17,8 +17,8 @@ _FACTS = text("""
     select job.id, model.name, book.prices,
            (select count(*) from attempts where job_id = job.id and kind = 'train'),
            (select id from checkpoints
-            where job_id = job.id and validation_loss is not null and deleted_at is null
-            order by validation_loss, step limit 1)
+            where job_id = job.id and deleted_at is null and coalesce(-validation_reward, validation_loss) is not null
+            order by coalesce(-validation_reward, validation_loss), step limit 1)
     from jobs job
     join models model on model.id = job.model_id
     join price_books book on book.id = job.price_book_id
@@ -38,7 +38,7 @@ class Facts(NamedTuple):
 
 
 def jobs_of(tenant_id: str) -> tuple[ColumnElement[bool], ...]:
-    """Jobs proper: a preview is none."""
+    """Jobs proper: a preview is none, nor is a run of an environment."""
     return col(JobRow.tenant_id) == tenant_id, col(JobRow.kind) == "job"
 
 

@@ -5,11 +5,12 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request, Response
 
 from finery.types.jobs import Event, Intent, Job, JobState
-from finery.types.methods import JobCreate, JobUpdate
+from finery.types.methods import JobCreate, JobUpdate, RlJobCreate
 from finery.types.pages import Page
 from finery_service.auth.caller import Member, TenantMember
 from finery_service.auth.idempotency import do_once, once_of
 from finery_service.db.engine import transaction
+from finery_service.environments import checks
 from finery_service.errors import not_found
 from finery_service.http.answers import answer
 from finery_service.http.bodies import OneOf, read_json
@@ -87,9 +88,12 @@ CreatedBefore = Annotated[
 async def create(request: Request, services: Here, member: TenantMember) -> Response:
     """Submit a job."""
     body = await read_json(request, _CREATE, services.settings.max_body_bytes, root_param="model")
+    spec = body.value
+    if isinstance(spec, RlJobCreate) and not isinstance(spec.environment, str):
+        await checks.check(spec.environment, "environment", services.settings.score_models)
     once, now = once_of(request, member.tenant_id, body.sha256), services.clock()
     async with transaction(services.app_engine, member.tenant_id) as session:
-        return await do_once(session, once, lambda: service.submit(session, member, body.value, now), now)
+        return await do_once(session, once, lambda: service.submit(session, member, spec, now), now)
 
 
 @router.get("", response_model=Page[Job], responses=guarded(400, 404, noun="project", codes=["invalid_cursor"]))

@@ -46,8 +46,8 @@ async def find(session: AsyncSession, tenant_id: str, spec: JobCreate) -> Start:
         expected = "the id of one of your checkpoints"
         raise refusal("checkpoint_not_found", "from_checkpoint", expected, spec.from_checkpoint)
     await _check_base(session, checkpoint, parent)
-    model = await models.find(session, parent.model_id)
-    assert model is not None, "a job's model is never deleted"
+    model = await models.find(session, parent.model_id or "")
+    assert model is not None, "what has a checkpoint was trained, and models are never deleted"
     return _on_top_of(checkpoint, parent, spec, model)
 
 

@@ -23,6 +23,8 @@ def to_job(row: JobRow, facts: Facts) -> Job:
         merge_checkpoint=spec.get("merge_checkpoint", False),
         training_file=row.training_file_id,
         validation_file=row.validation_file_id,
+        environment=row.environment,
+        environment_id=row.environment_id,
         name=row.name,
         metadata=spec["metadata"] if row.customer_metadata is None else row.customer_metadata,
         seed=spec["seed"],

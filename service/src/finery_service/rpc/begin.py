@@ -52,29 +52,22 @@ async def _run(call: Call, job: JobRow, attempt: AttemptRow) -> None:
 
 
 async def _assignment(call: Call, job: JobRow, attempt: AttemptRow, orders: pb.Orders) -> pb.Assignment:
-    model = await call.session.get_one(ModelRow, job.model_id)
-    training = await call.session.get_one(FileRow, (job.tenant_id, job.training_file_id))
     assignment = pb.Assignment(
         kind=_KINDS[attempt.kind],
         job_id=job.id,
         tenant_id=job.tenant_id,
         spec_json=json.dumps(job.spec),
-        model_source_json=json.dumps(model.source),
-        model_name=model.name,
-        training_key=training.object_key,
-        training_sha256=training.sha256,
-        training_encoding=training.encoding,
         output_prefix=output_prefix(attempt),
         prepared_prefix=job.prepared_prefix or "",
         preview_json=json.dumps(job.preview["request"]) if job.preview else "",
+        environment_json=json.dumps(job.environment) if job.environment else "",
+        run_json=json.dumps(job.run["request"]) if job.run else "",
         base=await _base(call, job),
         created_ms=milliseconds(job.created_at),
         orders=orders,
     )
-    if job.validation_file_id is not None:
-        validation = await call.session.get_one(FileRow, (job.tenant_id, job.validation_file_id))
-        assignment.validation_key, assignment.validation_sha256 = validation.object_key, validation.sha256
-        assignment.validation_encoding = validation.encoding
+    await _add_model(call, job, assignment)
+    await _add_files(call, job, assignment)
     last = await _checkpoint(call, job, job.last_checkpoint_id)
     if last is not None and attempt.kind == "train":
         resume = pb.Resume(checkpoint_id=last.id, step=last.step, prefix=last.resume_prefix, sha256=last.resume_sha256)
@@ -83,6 +76,23 @@ async def _assignment(call: Call, job: JobRow, attempt: AttemptRow, orders: pb.O
     if source is not None and source.id not in {part.checkpoint_id for part in assignment.base}:
         assignment.start_prefix = source.prefix
     return assignment
+
+
+async def _add_model(call: Call, job: JobRow, assignment: pb.Assignment) -> None:
+    if job.model_id is not None:
+        model = await call.session.get_one(ModelRow, job.model_id)
+        assignment.model_source_json, assignment.model_name = json.dumps(model.source), model.name
+
+
+async def _add_files(call: Call, job: JobRow, assignment: pb.Assignment) -> None:
+    if job.training_file_id is not None:
+        training = await call.session.get_one(FileRow, (job.tenant_id, job.training_file_id))
+        assignment.training_key, assignment.training_sha256 = training.object_key, training.sha256
+        assignment.training_encoding = training.encoding
+    if job.validation_file_id is not None:
+        validation = await call.session.get_one(FileRow, (job.tenant_id, job.validation_file_id))
+        assignment.validation_key, assignment.validation_sha256 = validation.object_key, validation.sha256
+        assignment.validation_encoding = validation.encoding
 
 
 async def _base(call: Call, job: JobRow) -> list[pb.BasePart]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable
 from typing import Any, NoReturn
@@ -55,7 +56,8 @@ def _is_map(field: FieldDescriptor) -> bool:
 
 
 def json_object(text: str, field: str) -> dict[str, Any]:
-    """A JSON object that the database can hold (no NaN, no NUL, no half surrogates); empty text is an empty object."""
+    """A JSON object that the database can hold: no NaN or infinity, no NUL, no half surrogates. Empty text is an empty
+    object."""
     value = _json(text, field, "object") if text else {}
     if not isinstance(value, dict):
         invalid(f"{field}: expected a JSON object, found {type(value).__name__}")
@@ -75,6 +77,8 @@ def _json(text: str, field: str, kind: str) -> Any:
         return _clean(json.loads(text, parse_constant=_refuse_constant))
     except ValueError as problem:
         invalid(f"{field}: expected a JSON {kind}, found {problem}")
+    except RecursionError:
+        invalid(f"{field}: expected a JSON {kind}, found one that is nested too deeply")
 
 
 def sha256(text: str, field: str) -> str:
@@ -102,6 +106,8 @@ def _refuse_constant(name: str) -> NoReturn:
 def _clean(value: Any) -> Any:
     if isinstance(value, str):
         return value.replace("\0", "\ufffd").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("a number that is too large")
     if isinstance(value, dict):
         return {_clean(key): _clean(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -17,8 +17,8 @@ from finery_service.rpc.begin import output_prefix
 from finery_service.rpc.fence import Call
 from finery_service.rpc.finish import end
 
-_POSITIVE = ("rows", "tokens", "trained_tokens", "total_steps", "total_trained_tokens")
-_NOT_NEGATIVE = ("dropped_rows", "truncated_rows")
+_POSITIVE = ("rows", "tokens", "total_steps", "total_trained_tokens")
+_NOT_NEGATIVE = ("trained_tokens", "dropped_rows", "truncated_rows")
 _COUNTS = _POSITIVE + _NOT_NEGATIVE
 
 
@@ -33,6 +33,8 @@ async def report_prepared(call: Call, request: pb.ReportPreparedRequest) -> pb.O
         report_of = {"preview": "ReportPreview", "run": "ReportEnvironmentRun"}[job.kind]
         checks.not_now(f"expected {report_of}, as {job.id} is a {job.kind}")
     checks.key_below(request.prepared_prefix, output_prefix(attempt), "prepared_prefix")
+    if job.method != "rl" and not request.trained_tokens:
+        checks.invalid("trained_tokens: expected at least 1, found 0: finish with a reason instead")
     _check_sets(report, job, request.rows)
     job.prepared_prefix = request.prepared_prefix
     job.total_steps = request.total_steps
@@ -71,8 +73,13 @@ def _check(request: pb.ReportPreparedRequest) -> DataReport:
         checks.invalid(f"statistics_json: expected a DataReport, found a wrong {place}: {problem.errors()[0]['msg']}")
 
 
+def _holds_out(job: JobRow) -> bool:
+    """A file that an environment holds out is read only when prompts are to be evaluated on."""
+    return bool(job.spec["hyperparameters"]["eval_prompts"]) if job.method == "rl" else bool(job.validation_file_id)
+
+
 def _check_sets(report: DataReport, job: JobRow, rows: int) -> None:
-    expected = {"train"} if job.validation_file_id is None else {"train", "validation"}
+    expected = {"train", "validation"} if _holds_out(job) else {"train"}
     if set(report.sets) != expected:
         wanted, found = ", ".join(sorted(expected)), ", ".join(sorted(report.sets))
         checks.invalid(f"statistics_json.sets: expected {wanted}, found {found or 'none'}")

@@ -57,8 +57,9 @@ def _check(request: pb.PublishCheckpointRequest) -> dict[str, Any]:
         checks.sha256(file.sha256, f"files[{index}].sha256")
         seen.add(file.path)
     checks.sha256(request.resume_sha256, "resume_sha256")
-    if request.HasField("validation_loss") and not math.isfinite(request.validation_loss):
-        checks.invalid(f"validation_loss: expected a finite number or none at all, found {request.validation_loss}")
+    for name in ("validation_loss", "validation_reward"):
+        if request.HasField(name) and not math.isfinite(getattr(request, name)):
+            checks.invalid(f"{name}: expected a finite number or none at all, found {getattr(request, name)}")
     return checks.json_object(request.manifest_json, "manifest_json")
 
 
@@ -66,14 +67,17 @@ def _check_against_spec(job: JobRow, request: pb.PublishCheckpointRequest) -> No
     kind = _KINDS[job.spec["adapter"]["type"]]
     if request.kind != kind:
         checks.invalid(f"kind: expected {kind}, as the job asks for, found {request.kind[:80]!r}")
-    if request.HasField("validation_loss") and job.validation_file_id is None:
+    if request.HasField("validation_loss") and (job.method == "rl" or job.validation_file_id is None):
         checks.invalid("validation_loss: expected none, as the job has no validation file")
+    if request.HasField("validation_reward") and not job.spec["hyperparameters"].get("eval_prompts"):
+        checks.invalid("validation_reward: expected none, as the job has no eval_prompts")
 
 
 def _stop_early(job: JobRow, attempt: AttemptRow, request: pb.PublishCheckpointRequest) -> None:
     """A final checkpoint before the last step: allowed where the worker stops, if the job may stop early. It becomes
     the job's last step: none after it is granted, or committed."""
-    may_stop = job.spec["hyperparameters"].get("early_stopping_patience") is not None
+    hyper = job.spec["hyperparameters"]
+    may_stop = hyper.get("early_stopping_patience") is not None or hyper.get("target_reward") is not None
     if not request.final or not may_stop:
         checks.not_now(f"final: expected it at step {job.total_steps} and only there, found step {request.step}")
     if request.step != attempt.step:
@@ -99,6 +103,7 @@ async def _publish(
         final=request.final,
         kind=request.kind,
         validation_loss=request.validation_loss if request.HasField("validation_loss") else None,
+        validation_reward=request.validation_reward if request.HasField("validation_reward") else None,
         prefix=request.prefix,
         files=[{"path": file.path, "bytes": file.bytes, "sha256": file.sha256} for file in request.files],
         bytes=sum(file.bytes for file in request.files),
@@ -113,6 +118,12 @@ async def _publish(
     job.last_checkpoint_id = row.id
     job.faults = {}  # the retry budget counts faults without progress
     await call.session.flush()
-    data = {"checkpoint": row.id, "step": row.step, "final": row.final, "validation_loss": row.validation_loss}
+    data = {
+        "checkpoint": row.id,
+        "step": row.step,
+        "final": row.final,
+        "validation_loss": row.validation_loss,
+        "validation_reward": row.validation_reward,
+    }
     await store.append_event(call.session, tenant=job.tenant_id, job=job.id, type="checkpoint", data=data, now=call.now)
     return row.id

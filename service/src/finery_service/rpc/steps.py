@@ -3,81 +3,38 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
-from typing import Any
+from typing import Any, cast
 
 from finery.types.jobs import EventType
 from finery.types.money import plain
-from finery.types.usage import Sku
 from finery_protos.v1 import worker_pb2 as pb
 from finery_service.jobs import store
 from finery_service.jobs.tables import AttemptRow, JobRow
-from finery_service.rpc import checks, fence
+from finery_service.rollouts import store as rollouts
+from finery_service.rpc import checks, fence, step_checks
+from finery_service.rpc.begin import output_prefix
 from finery_service.rpc.fence import Call
 from finery_service.usage import ledger, prices
 from finery_service.usage.ledger import Record
 
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
-_RESERVED = frozenset({"step", "total_steps", "cost", "non_finite"})
 _COUNTS = frozenset({"trained_tokens", "tokens", "memory_bytes"})
-_MAX_METRICS = 64
-_MAX_QUANTITY = 2**53
-_UNITS = {"train": "step", "eval": "eval"}
-"""First part of a SKU -> kind of its unit of work."""
+_NewEvent = tuple[EventType, dict[str, Any]]
 
 
 async def commit_steps(call: Call, request: pb.CommitStepsRequest) -> pb.Orders:
     """Steps that are committed already are passed over, so a repeated call changes nothing."""
-    check(request.steps)
+    step_checks.check(request.steps)
     job, attempt = await fence.find(call, request.attempt_id, request.fence)
     fence.must_run(job, attempt, "train")
+    step_checks.check_against_job(request.steps, job, output_prefix(attempt))
     # Step 0 moves no counter: what of it is recorded already is passed over row by row.
     fresh = [step for step in request.steps if step.step > attempt.step or step.step == attempt.step == 0]
     if fresh:
         _follows(fresh, attempt)
         await _write(call, job, attempt, fresh)
     return await fence.renew(call, job, attempt)
-
-
-def check(steps: Sequence[pb.Step]) -> None:
-    """Everything about the steps that can be told without the database."""
-    if not steps:
-        checks.invalid("steps: expected at least one, found none")
-    for index, step in enumerate(steps):
-        expected = steps[0].step + index
-        if step.step != expected or step.step < 0:
-            checks.invalid(f"steps[{index}].step: expected {max(expected, 0)} (contiguous), found {step.step}")
-        if step.step == 0 and step.metrics:
-            checks.invalid(f"steps[{index}].metrics: step 0 holds only the evaluation before training")
-        _check_metrics(step, f"steps[{index}].metrics")
-        _check_usage(step, f"steps[{index}].usage")
-        if step.HasField("evaluation") and step.evaluation.tokens < 0:
-            checks.invalid(f"steps[{index}].evaluation.tokens: expected >= 0, found {step.evaluation.tokens}")
-
-
-def _check_metrics(step: pb.Step, where: str) -> None:
-    if len(step.metrics) > _MAX_METRICS:
-        checks.invalid(f"{where}: expected at most {_MAX_METRICS}, found {len(step.metrics)}")
-    for name in step.metrics:
-        if not _NAME.fullmatch(name) or name in _RESERVED:
-            checks.invalid(f"{where}: expected a name like learning_rate, none of ours, found {name[:80]!r}")
-
-
-def _check_usage(step: pb.Step, where: str) -> None:
-    seen: set[str] = set()
-    for usage in step.usage:
-        if usage.sku not in set(Sku):
-            checks.invalid(f"{where}.sku: expected one of {', '.join(Sku)}, found {usage.sku[:80]!r}")
-        unit = f"{_UNITS[usage.sku.partition('.')[0]]}:{step.step}"
-        if usage.unit != unit or unit == "step:0":
-            checks.invalid(f"{where}.unit: expected {unit} (steps from 1) for {usage.sku}, found {usage.unit[:80]!r}")
-        if not 0 <= usage.quantity <= _MAX_QUANTITY:
-            checks.invalid(f"{where}.quantity: expected 0 to 2^53 units, found {usage.quantity}")
-        if usage.sku in seen:
-            checks.invalid(f"{where}: expected each SKU once in a step, found {usage.sku} twice")
-        seen.add(usage.sku)
 
 
 def _follows(fresh: Sequence[pb.Step], attempt: AttemptRow) -> None:
@@ -100,8 +57,18 @@ async def _write(call: Call, job: JobRow, attempt: AttemptRow, fresh: Sequence[p
     attempt.step = job.step = fresh[-1].step
     job.reported_step = max(job.reported_step, fresh[-1].step)
     await call.session.flush()
+    await _keep_rollouts(call, job, attempt, fresh)
     if events:
         await store.append_events(call.session, tenant=job.tenant_id, job=job.id, events=events, now=call.now)
+
+
+async def _keep_rollouts(call: Call, job: JobRow, attempt: AttemptRow, fresh: Sequence[pb.Step]) -> None:
+    """Also of steps that are done again: what is trained on is what is kept."""
+    for step in fresh:
+        if step.HasField("rollouts"):
+            await rollouts.put(call.session, job, attempt, "train", step.step, step.rollouts, call.now)
+        if step.HasField("evaluation_rollouts"):
+            await rollouts.put(call.session, job, attempt, "eval", step.step, step.evaluation_rollouts, call.now)
 
 
 def _events(
@@ -110,24 +77,33 @@ def _events(
     usage: dict[str, int],
     added: Sequence[Record],
     book: dict[str, Decimal],
-) -> list[tuple[EventType, dict[str, Any]]]:
-    """Metrics and evaluations of steps that the history does not show yet; `usage` is that before the first of them."""
-    events: list[tuple[EventType, dict[str, Any]]] = []
+) -> list[_NewEvent]:
+    """Of steps that the history does not show yet; `usage` is that before the first of them."""
+    events: list[_NewEvent] = []
     for step in fresh:
         usage = ledger.plus(usage, *(record for record in added if record.step == step.step))
-        if step.step <= job.reported_step:
-            continue
-        if step.step > 0:
-            cost = plain(prices.cost_usd(usage, book))
-            head = {"step": step.step, "total_steps": job.total_steps}
-            events.append(("metric", {**head, **_finite(dict(step.metrics)), "cost": cost}))
-        if step.HasField("evaluation"):
-            loss = _finite({"loss": step.evaluation.loss})
-            events.append(("eval", {"step": step.step, **loss, "tokens": step.evaluation.tokens}))
+        if step.step > job.reported_step:
+            events += _events_of(job, step, plain(prices.cost_usd(usage, book)))
     return events
 
 
-def _finite(values: dict[str, float]) -> dict[str, Any]:
+def _events_of(job: JobRow, step: pb.Step, cost: str) -> list[_NewEvent]:
+    events: list[_NewEvent] = []
+    if step.step > 0:
+        head = {"step": step.step, "total_steps": job.total_steps}
+        events.append(("metric", {**head, **_finite(step.metrics), "cost": cost}))
+    if step.HasField("evaluation"):
+        found = dict(step.evaluation.metrics)
+        if step.evaluation.HasField("loss"):
+            found["loss"] = step.evaluation.loss
+        events.append(("eval", {"step": step.step, **_finite(found), "tokens": step.evaluation.tokens}))
+    for notice in step.notices:
+        data = checks.json_object(notice.data_json, "data_json")
+        events.append((cast(EventType, notice.type), {**data, "step": step.step}))
+    return events
+
+
+def _finite(values: Mapping[str, float]) -> dict[str, Any]:
     """JSON numbers; what is not finite is null and named in `non_finite`."""
     data: dict[str, Any] = {}
     odd: dict[str, str] = {}
