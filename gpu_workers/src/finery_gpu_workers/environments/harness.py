@@ -1,0 +1,280 @@
+"""Runs inside the sandbox: calls a function on what it is sent. One file, with the standard library only.
+
+JSON lines: the first one on stdin says what to load, every further one is a request; replies go to file descriptor 3.
+Each call runs in a fork of the process that has loaded the code, so that none changes what the next one finds. Only
+that process holds descriptor 3; of the fork it takes one message, what was printed, and how it ended. After a call it
+kills what the call left running and removes the files that it left. Deadlines are its parent's, who kills it.
+"""
+
+import contextlib
+import ctypes
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import io
+import json
+import os
+import re
+import resource
+import select
+import shutil
+import signal
+import sys
+import time
+import traceback
+
+_PRINTED = 2000
+_TRACEBACK = 2000
+_MESSAGE = 1 << 24
+_REPLIES = 3
+_DUMPABLE = 4
+
+
+class _Source(importlib.abc.InspectLoader):
+    """A module from a text; tracebacks show its lines."""
+
+    def __init__(self, text):
+        self.text = text
+
+    def get_source(self, fullname):
+        return self.text
+
+    def get_code(self, fullname):
+        return self.source_to_code(self.text, "grader.py")
+
+
+def load_python(setup):
+    import linecache
+
+    source = setup["source"]
+    linecache.cache["grader.py"] = (len(source), None, source.splitlines(True), "grader.py")
+    module = importlib.util.module_from_spec(importlib.machinery.ModuleSpec("grader", _Source(source)))
+    sys.modules["grader"] = module
+    module.__spec__.loader.exec_module(module)
+    grade = getattr(module, "grade", None)
+    if not callable(grade):
+        found = "none" if grade is None else type(grade).__name__
+        raise _Refused(f"expected a function grade(sample, item) in the source, found {found}")
+    return lambda payload: _shown(grade(payload["sample"], payload["item"]))
+
+
+def load_reasoning_gym(setup):
+    sys.path.extend(setup["paths"])
+    import reasoning_gym
+    from reasoning_gym.factory import DATASETS
+
+    if setup["task"] not in DATASETS:
+        import difflib
+
+        near = ", ".join(difflib.get_close_matches(setup["task"], DATASETS, 5)) or "chain_sum or another one"
+        raise _Refused(f"expected a task of reasoning_gym such as {near}, found {setup['task']}")
+
+    def made(size):
+        return reasoning_gym.create_dataset(setup["task"], **setup["config"], seed=setup["seed"], size=size)
+
+    made(1)
+    pattern = re.compile(setup["pattern"]) if setup["pattern"] is not None else None
+    datasets = {}
+
+    def call(payload):
+        size = payload["size"]
+        data = datasets.get(size) or datasets.setdefault(size, made(size))
+        if "rows" in payload:
+            return [_plain(data[index]) for index in range(*payload["rows"])]
+        entry = data[payload["index"]]
+        if entry["question"] != payload["question"]:
+            raise _Refused("expected the task's question at this index, found another one")
+        return _shown(data.score_answer(_answer(payload["output_text"], pattern), entry))
+
+    return call
+
+
+def _answer(text, pattern):
+    """The last match's first group, or all of it without one; None where nothing matches."""
+    if pattern is None:
+        return text.strip()
+    match = None
+    for match in pattern.finditer(text):
+        pass
+    if match is None:
+        return None
+    return match.group(1 if pattern.groups else 0)
+
+
+def _plain(entry):
+    return json.loads(json.dumps(entry, default=str, skipkeys=True), parse_constant=str)
+
+
+class _Refused(Exception):
+    """Said to the customer without a traceback."""
+
+
+def _shown(value):
+    """A reward, as JSON can say it without losing what kind of value it was."""
+    if isinstance(value, dict):
+        return {"dict": [[str(key)[:100], _shown(part)] for key, part in list(value.items())[:65]]}
+    if value is None:
+        return {"none": True}
+    if isinstance(value, (bool, int, float)):
+        try:
+            return {"number": float(value)}
+        except OverflowError:
+            return {"other": "an int that is too large for a float"}
+    return {"other": f"{type(value).__name__} {repr(value)[:100]}"}
+
+
+def _text(error):
+    """The end of the traceback, from the customer's own lines on."""
+    if isinstance(error, _Refused):
+        return str(error)
+    lines = traceback.format_exception(type(error), error, error.__traceback__.tb_next if error.__traceback__ else None)
+    own = [line for line in lines if 'File "<string>"' not in line]
+    return "".join(own or lines)[-_TRACEBACK:]
+
+
+def _alone(call, request):
+    """Where there may be no fork: the parent ends this process after one call."""
+    before, printed = time.process_time(), io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        try:
+            message = {"value": call(request["payload"])}
+        except BaseException as error:
+            message = {"failed": _text(error)}
+    return {**message, "printed": printed.getvalue()[:_PRINTED], "cpu": time.process_time() - before}
+
+
+def _child(call, payload, cpu_seconds, channel, printed):
+    try:
+        os.close(_REPLIES)
+        resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
+        for fd in (1, 2):
+            os.dup2(printed, fd)
+        os.close(printed)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        try:
+            message = {"value": call(payload)}
+        except BaseException as error:
+            message = {"failed": _text(error)}
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        data = json.dumps(message).encode()
+        view = memoryview(data + b"\n")
+        while view:
+            view = view[os.write(channel, view) :]
+    finally:
+        os._exit(0)
+
+
+def _run(call, payload, cpu_seconds):
+    """The child's message, or how it ended without one."""
+    ours, channel = os.pipe()
+    shown, printed = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(ours)
+        os.close(shown)
+        _child(call, payload, cpu_seconds, channel, printed)
+    os.close(channel)
+    os.close(printed)
+    message, text = _collect(pid, ours, shown)
+    _, status, used = os.wait4(pid, 0)
+    for fd in (ours, shown):
+        os.close(fd)
+    reply = {"printed": text.decode("utf-8", "replace")[:_PRINTED], "cpu": used.ru_utime + used.ru_stime}
+    try:
+        return {**json.loads(message), **reply}
+    except ValueError:
+        return {"failed": f"the grader ended its process ({_how(status)}) before it returned a reward", **reply}
+
+
+def _how(status):
+    code = os.waitstatus_to_exitcode(status)
+    return f"exit status {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+
+
+def _collect(pid, ours, shown):
+    """Reads both pipes until the child has ended: others that it started may hold them open for ever."""
+    parts, limits = {ours: b"", shown: b""}, {ours: _MESSAGE, shown: 4 * _PRINTED}
+    poll, ended = select.poll(), os.pidfd_open(pid)
+    for fd in (ours, shown, ended):
+        poll.register(fd, select.POLLIN)
+        os.set_blocking(fd, False)
+    over = False
+    while not over:
+        ready = {fd for fd, _ in poll.poll()}
+        over = ended in ready
+        for fd in parts if over else ready - {ended}:
+            parts[fd], more = _taken(fd, parts[fd], limits[fd])
+            if not more and not over:
+                poll.unregister(fd)
+    os.close(ended)
+    return parts[ours], parts[shown]
+
+
+def _taken(fd, before, limit):
+    """What is there to be read now, at most one megabyte; what is beyond the limit is dropped. False at the end."""
+    for _ in range(16):
+        try:
+            chunk = os.read(fd, 65536)
+        except BlockingIOError:
+            break
+        if not chunk:
+            return before, False
+        before += chunk[: max(0, limit - len(before))]
+    return before, True
+
+
+def _clean(sweep):
+    """Kills what is left of a call, and removes its files. This process alone has this user, or this process table."""
+    if sweep:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(-1, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, 0)[0]:
+                continue
+    folder = os.environ["TMPDIR"]
+    for name in os.listdir(folder) if os.path.isdir(folder) else ():
+        path = os.path.join(folder, name)
+        if os.path.isdir(path) and not os.path.islink(path):
+            _remove(path)
+        else:
+            os.unlink(path)
+
+
+def _remove(path):
+    def open_up(function, name, _error):
+        os.chmod(os.path.dirname(name), 0o700)
+        os.chmod(name, 0o700)
+        function(name)
+
+    shutil.rmtree(path, onerror=open_up)
+
+
+def _say(reply):
+    view = memoryview(json.dumps(reply).encode() + b"\n")
+    while view:
+        view = view[os.write(_REPLIES, view) :]
+
+
+def main():
+    os.set_inheritable(_REPLIES, False)
+    ctypes.CDLL(None).prctl(_DUMPABLE, 0, 0, 0, 0)  # a call may not look into this process
+    requests = os.fdopen(0, "rb", closefd=False)
+    setup = json.loads(requests.readline())
+    try:
+        call = {"python": load_python, "reasoning_gym": load_reasoning_gym}[setup["kind"]](setup)
+    except BaseException as error:
+        _say({"failed": _text(error)})
+        return
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()  # else every fork prints it again
+    _say({"value": {"ready": True}})
+    for line in requests:
+        request = json.loads(line)
+        reply = _run(call, request["payload"], request["cpu_seconds"]) if setup["forks"] else _alone(call, request)
+        _clean(setup["forks"])
+        _say({**reply, "n": request["n"]})
+
+
+main()

@@ -1,0 +1,59 @@
+"""Prompts that an environment makes itself, as a file of the format `prompts`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from finery.types.environments import ReasoningGymEnvironment
+from finery_gpu_workers.environments.calls import Lost
+from finery_gpu_workers.environments.reasoning_gym import tasks
+from finery_gpu_workers.errors import WorkerError
+
+_ROWS = 100
+_SECONDS = 120.0
+"""For so many rows."""
+
+
+def write_prompts(spec: ReasoningGymEnvironment, count: int, path: Path, work_folder: Path) -> None:
+    """Writes `count` rows to `path`, made by reasoning-gym in the sandbox: `prompt` as messages, and for the grader
+    `question`, `answer`, `metadata`, `index` and `size`, which some tasks depend on. The same for the same arguments.
+
+    Raises WorkerError `invalid_environment` for a task, a config or a size that reasoning-gym refuses or that takes too
+    long, `sandbox_unavailable`.
+    """
+    function = tasks(spec)
+    unfinished = work_folder / f"{path.name}.part"
+    try:
+        with unfinished.open("w", encoding="utf-8") as file:
+            for first in range(0, count, _ROWS):
+                payload = {"size": count, "rows": [first, min(first + _ROWS, count)]}
+                reply = function.call(payload, _SECONDS)
+                if reply.failed is not None:
+                    raise _refused(spec, first, reply.failed)
+                for index, entry in enumerate(reply.value, first):
+                    file.write(json.dumps(_row(spec, entry, index, count), ensure_ascii=False) + "\n")
+    except Lost as error:
+        raise _refused(spec, first, str(error)) from None
+    finally:
+        function.close()
+    unfinished.replace(path)
+
+
+def _row(spec: ReasoningGymEnvironment, entry: dict[str, Any], index: int, count: int) -> dict[str, Any]:
+    system = [{"role": "system", "content": spec.system_prompt}] if spec.system_prompt else []
+    return {
+        "prompt": [*system, {"role": "user", "content": entry["question"]}],
+        "question": entry["question"],
+        "answer": entry["answer"],
+        "metadata": entry.get("metadata", {}),
+        "index": index,
+        "size": count,
+    }
+
+
+def _refused(spec: ReasoningGymEnvironment, first: int, why: str) -> WorkerError:
+    lines = why.strip().splitlines() or ["no reason given"]
+    message = f"environment: reasoning_gym made no rows of {spec.task} from number {first}: {lines[-1][:500]}"
+    return WorkerError("invalid_environment", message, param="environment")

@@ -1,0 +1,78 @@
+"""The seccomp filter: what code in the sandbox may not even ask of the kernel.
+
+Everything else is allowed, as programs that customers bring need much; what these calls would reach is closed by other
+means too where the kernel has them. A refused call fails with EPERM, so that the code sees an ordinary error; `clone3`
+with ENOSYS, after which the C library takes `clone`, whose flags a filter can see.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from functools import lru_cache
+
+from finery_gpu_workers.sandbox.limits import SandboxUnavailable
+
+_REFUSED = (
+    # the network, and rings that would open it past this filter
+    *("socket", "connect", "bind", "listen", "accept", "accept4", "io_uring_setup", "io_uring_enter"),
+    # other processes
+    *("ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd", "pidfd_send_signal", "kcmp", "process_madvise"),
+    # mounts and namespaces
+    *("mount", "umount2", "pivot_root", "chroot", "unshare", "setns", "fsopen", "fsmount", "fsconfig", "fspick"),
+    *("move_mount", "open_tree", "mount_setattr", "open_by_handle_at", "name_to_handle_at", "fanotify_init"),
+    # memory that limits on processes do not count
+    *("memfd_create", "memfd_secret", "shmget", "shmat", "msgget", "semget", "mq_open", "mlock", "mlockall"),
+    # the kernel's own machinery
+    *("bpf", "perf_event_open", "userfaultfd", "keyctl", "add_key", "request_key", "kexec_load", "kexec_file_load"),
+    *("init_module", "finit_module", "delete_module", "reboot", "swapon", "swapoff", "acct", "quotactl", "syslog"),
+    *("iopl", "ioperm", "settimeofday", "clock_settime", "clock_adjtime", "adjtimex", "sethostname", "setdomainname"),
+    *("lookup_dcookie", "vhangup", "personality", "mbind", "set_mempolicy", "migrate_pages", "move_pages"),
+    *("setuid", "setgid", "setreuid", "setregid", "setresuid", "setresgid", "setgroups"),
+)
+_SIGNALS = ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
+_FORKS = ("fork", "vfork", "clone")
+_NEW_NAMESPACE = 0x7E020080
+"""CLONE_NEWTIME, NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET."""
+_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+
+
+@lru_cache
+def seccomp_filter(*, alone: bool) -> bytes:
+    """As BPF for `prctl` and bubblewrap. `alone`: neither signals nor further processes and threads either, for where
+    the code has no user and no process namespace of its own.
+
+    Raises SandboxUnavailable without libseccomp.
+    """
+    try:
+        import pyseccomp
+    except (ImportError, RuntimeError, OSError) as error:
+        raise SandboxUnavailable(f"seccomp: expected pyseccomp and libseccomp.so.2, found {error}") from error
+    refused = pyseccomp.ERRNO(errno.EPERM)
+    rules = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
+    for name in (*_REFUSED, *(_SIGNALS + _FORKS if alone else ())):
+        _add(rules, refused, name)
+    if not alone:
+        for bit in (1 << n for n in range(32) if _NEW_NAMESPACE >> n & 1):
+            rules.add_rule(refused, "clone", pyseccomp.Arg(0, pyseccomp.MASKED_EQ, bit, bit))
+    rules.add_rule(pyseccomp.ERRNO(errno.ENOSYS), "clone3")
+    for request in (_TIOCSTI, _TIOCLINUX):
+        rules.add_rule(refused, "ioctl", pyseccomp.Arg(1, pyseccomp.MASKED_EQ, 0xFFFFFFFF, request))
+    return _exported(rules)
+
+
+def _add(rules: object, action: int, name: str) -> None:
+    """An older libseccomp does not know the newest calls, nor every machine the oldest."""
+    try:
+        rules.add_rule(action, name)  # type: ignore[attr-defined]
+    except (ValueError, OSError, RuntimeError):
+        if name in ("socket", "ptrace", "unshare", "mount", "clone"):
+            raise
+
+
+def _exported(rules: object) -> bytes:
+    fd = os.memfd_create("filter")
+    with os.fdopen(fd, "w+b") as file:
+        rules.export_bpf(file)  # type: ignore[attr-defined]
+        file.seek(0)
+        return file.read()
