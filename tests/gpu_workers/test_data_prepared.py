@@ -13,7 +13,7 @@ from finery_gpu_workers.data import prepared
 from finery_gpu_workers.data.prepared import INDEX, Prepared, SetWriter
 from finery_gpu_workers.data.tokens import TokenRow
 from finery_gpu_workers.errors import WorkerError
-from finery_gpu_workers.methods.sft_run import packed_batch
+from finery_gpu_workers.methods.sft import packed_batch
 from finery_testing.tiny import IM_END
 
 

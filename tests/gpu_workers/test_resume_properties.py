@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from finery.types.methods import Adapter, FullWeights, LoraAdapter, SftHyperparameters, SftJobCreate
 from finery_gpu_workers import run
-from finery_gpu_workers.methods import sft_run
+from finery_gpu_workers.methods import passes_run, sft
 from finery_protos.v1 import worker_pb2 as pb
 from finery_testing.control_plane import FakeControlPlane
 from finery_testing.tiny import make_tiny_model
@@ -48,23 +48,23 @@ ADAPTERS: list[Adapter] = [
 def recorded() -> Iterator[list[list[int]]]:
     """The rows of every update that is trained, in order."""
     updates: list[list[int]] = []
-    update = sft_run.Run.update
+    update = passes_run.Run.update
 
-    def recording(self: sft_run.Run, step: int, before: Any) -> Any:
+    def recording(self: passes_run.Run, step: int, before: Any) -> Any:
         updates.append(self.plan.update(step).rows.tolist())
         micro: list[int] = []
-        batch = sft_run.packed_batch
+        batch = sft.packed_batch
 
         def packing(rows: Any, chosen: Any) -> Any:
             micro.extend(chosen.tolist())
             return batch(rows, chosen)
 
-        with mock.patch.object(sft_run, "packed_batch", packing):
+        with mock.patch.object(sft, "packed_batch", packing):
             result = update(self, step, before)
         assert micro == updates[-1]  # what the learner was given
         return result
 
-    with mock.patch.object(sft_run.Run, "update", recording):
+    with mock.patch.object(passes_run.Run, "update", recording):
         yield updates
 
 

@@ -19,7 +19,7 @@ import torch
 
 from finery_gpu_workers import run
 from finery_gpu_workers.errors import WorkerError
-from finery_gpu_workers.methods import sft_run
+from finery_gpu_workers.methods import passes_run
 from finery_gpu_workers.resume import Cursor
 from finery_gpu_workers.run import Settings
 from finery_gpu_workers.scratch import scratch_folder
@@ -61,7 +61,7 @@ def test_exceptions_become_reasons_and_the_customer_sees_no_internals(
     def fail(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr(sft_run.Run, "update", fail)
+    monkeypatch.setattr(passes_run.Run, "update", fail)
     run.main(control.attempt(TRAIN))
     assert control.finished is not None
     assert control.finished.error is not None
@@ -113,14 +113,14 @@ def test_a_checkpoint_on_its_way_still_counts_when_the_loop_fails(
     control = make_job(epochs=3, checkpoint_every=2)
     run.main(control.attempt(PREPARE))
     control.hook = lambda name, _request: time.sleep(0.5) if name == "PublishCheckpoint" else None
-    update = sft_run.Run.update
+    update = passes_run.Run.update
 
-    def fail(self: sft_run.Run, step: int, before: Cursor) -> sft_run.Result:
+    def fail(self: passes_run.Run, step: int, before: Cursor) -> passes_run.Result:
         if step == 3:
             raise RuntimeError("in the step behind the checkpoint")
         return update(self, step, before)
 
-    monkeypatch.setattr(sft_run.Run, "update", fail)
+    monkeypatch.setattr(passes_run.Run, "update", fail)
     run.main(control.attempt(TRAIN))
     assert control.finished is not None
     assert control.finished.reason == "platform_fault"

@@ -16,7 +16,7 @@ from finery_gpu_workers import run, seeds
 from finery_gpu_workers.data import prepared
 from finery_gpu_workers.data.packing import Plan
 from finery_gpu_workers.learner import Learner
-from finery_gpu_workers.methods.sft_run import packed_batch
+from finery_gpu_workers.methods.sft import packed_batch
 from finery_gpu_workers.models.load import load_model
 from finery_gpu_workers.schedules import learning_rate
 from finery_protos.v1 import worker_pb2 as pb
@@ -199,7 +199,7 @@ def test_counts_that_are_not_as_planned_are_a_fault(make_job: MakeJob, monkeypat
     """A loop that lost a row would still show a falling loss."""
     control = make_job(epochs=1)
     run.main(control.attempt(PREPARE))
-    monkeypatch.setattr("finery_gpu_workers.methods.sft_run.micro_batches", lambda rows, lengths, limit: [rows[:1]])
+    monkeypatch.setattr("finery_gpu_workers.methods.objective.micro_batches", lambda rows, lengths, limit: [rows[:1]])
     run.main(control.attempt(TRAIN))
     assert ended(control) == "platform_fault"
 

@@ -77,7 +77,7 @@ def test_a_row_that_is_lost_on_the_way_is_a_fault(
     def losing(rows: Any, lengths: Any, limit: int) -> list[Any]:
         return [rows[:1]] if len(rows) > 1 and not np.array_equal(rows, np.arange(evaluated)) else [rows]
 
-    monkeypatch.setattr("finery_gpu_workers.methods.sft_run.micro_batches", losing)
+    monkeypatch.setattr("finery_gpu_workers.methods.objective.micro_batches", losing)
     run.main(control.attempt(pb.ATTEMPT_KIND_TRAIN))
     assert ended(control) == "platform_fault"
     assert not control.checkpoints

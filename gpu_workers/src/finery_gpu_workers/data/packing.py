@@ -1,4 +1,4 @@
-"""Which rows an update holds: a pure function of row lengths, hyper-parameters and seed.
+"""Which rows (or pairs) an update holds: a pure function of their lengths, hyper-parameters and seed.
 
 Every epoch shuffles the rows by (seed, epoch) and fills updates greedily with up to `batch_tokens` tokens. A row is
 never split; a longer one is an update of its own. The end of an epoch ends an update. Steps count from 1.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from finery.types.methods import SftHyperparameters
+from finery.types.spec import Passes
 
 Ints = NDArray[np.int64]
 
@@ -40,7 +40,7 @@ class _Epoch:
 class Plan:
     """All updates of a job; `total_steps` is exact. Epochs are laid out when they are asked for."""
 
-    def __init__(self, lengths: Ints, hyper: SftHyperparameters, seed: int) -> None:
+    def __init__(self, lengths: Ints, hyper: Passes, seed: int) -> None:
         if not len(lengths) or int(lengths.min()) < 1:
             raise ValueError("lengths: expected one or more rows of at least 1 token")
         self._lengths = lengths

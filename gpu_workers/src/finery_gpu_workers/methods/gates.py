@@ -9,6 +9,7 @@ import numpy as np
 from finery.types.methods import Adapter, LoraAdapter
 from finery_gpu_workers.data.packing import Plan
 from finery_gpu_workers.data.prepared import PreparedSet
+from finery_gpu_workers.methods.objective import Rows
 from finery_gpu_workers.models.interface import Model
 from finery_gpu_workers.models.targets import SAVED
 from finery_gpu_workers.resume import Cursor
@@ -31,8 +32,8 @@ def check_modules(model: Model, adapter: Adapter, trained: Iterable[str]) -> Non
         raise RuntimeError(f"trained modules: expected {len(wanted)}, found others: {differing}")
 
 
-def check_counts(plan: Plan, rows: PreparedSet, cursor: Cursor) -> None:
-    """Rows and trained tokens up to the cursor's step are those that were planned."""
+def check_counts(plan: Plan, rows: Rows, cursor: Cursor) -> None:
+    """Rows (or pairs) and trained tokens up to the cursor's step are those that were planned."""
     ones = np.ones(len(rows), dtype=np.int64)
     if cursor.step == plan.total_steps:
         planned = plan.total(ones), plan.total(rows.trained)

@@ -1,4 +1,4 @@
-"""What the steps of a supervised run share: one update, one evaluation, one checkpoint taken."""
+"""What the steps of a run over a file share: one update, one evaluation, one checkpoint taken."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from finery.types.methods import SftHyperparameters
+from finery.types.methods import Optimization
 from finery_gpu_workers import checkpoints, resume
-from finery_gpu_workers.batch import PackedBatch, pack
 from finery_gpu_workers.checkpoints import Facts, Staged
-from finery_gpu_workers.data.packing import Ints, Plan, micro_batches
-from finery_gpu_workers.data.prepared import Prepared, PreparedSet
-from finery_gpu_workers.learner import Learner
+from finery_gpu_workers.data.packing import Plan
+from finery_gpu_workers.data.prepared import Prepared
 from finery_gpu_workers.methods import gates
-from finery_gpu_workers.metrics import Clock, StepMetrics, memory_bytes
+from finery_gpu_workers.methods.objective import Engine, Objective, Sums
+from finery_gpu_workers.metrics import StepMetrics, memory_bytes
 from finery_gpu_workers.models.interface import Model
 from finery_gpu_workers.resume import Cursor, Known
 from finery_gpu_workers.schedules import learning_rate
@@ -26,20 +25,22 @@ from finery_gpu_workers.work import Work
 
 _log = logging.getLogger(__name__)
 
-_MICRO_BATCH_TOKENS = {"cpu": 2048, "cuda": 16384}
-
 
 @dataclass(frozen=True)
 class Result:
     """Of one update."""
 
     cursor: Cursor
-    loss: float
-    """Mean over the update's trained tokens."""
+    means: dict[str, float]
+    """The objective's, of the whole update."""
     trained_tokens: int
     tokens: int
     grad_norm: float
     finite: bool
+
+    @property
+    def loss(self) -> float:
+        return self.means["loss"]
 
 
 @dataclass(frozen=True)
@@ -48,15 +49,19 @@ class Evaluation:
 
     step: int
     loss: float
-    """Mean over its trained tokens."""
+    """The objective's, of the whole set."""
     tokens: int
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Its other means."""
 
     @property
     def finite(self) -> bool:
         return math.isfinite(self.loss)
 
     def as_dict(self) -> dict[str, Any]:
-        return {"step": self.step, "loss": self.loss if self.finite else None, "tokens": self.tokens}
+        numbers = {"loss": self.loss, **self.metrics}
+        finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+        return {"step": self.step, **finite, "tokens": self.tokens}
 
 
 @dataclass
@@ -66,23 +71,19 @@ class Run:
     plan: Plan
     start: Start
     model: Model
-    learner: Learner
+    engine: Engine
+    objective: Objective
     common: dict[str, Any]
     """The manifest's part that all checkpoints share."""
-    clock: Clock = field(default_factory=Clock)
-    hyper: SftHyperparameters = field(init=False)
+    hyper: Optimization = field(init=False)
     parameters: tuple[str, ...] = field(init=False)
     """Names of all that is trained."""
     known: Known = field(init=False)
 
     def __post_init__(self) -> None:
-        self.hyper = self.work.spec.hyperparameters
+        self.hyper, self.learner, self.clock = self.work.spec.hyperparameters, self.engine.learner, self.engine.clock
         self.parameters = tuple(self.learner.without_gradient())  # before the first step that is all
         self.known = Known(untouched=self.parameters)
-
-    @property
-    def micro_batch_tokens(self) -> int:
-        return self.hyper.micro_batch_tokens or _MICRO_BATCH_TOKENS[self.work.device]
 
     def is_over(self, cursor: Cursor) -> bool:
         """No step is left, or the validation loss has not fallen for too long."""
@@ -90,14 +91,9 @@ class Run:
 
     def update(self, step: int, before: Cursor) -> Result:
         """One optimizer update."""
-        rows, update = self.data.train, self.plan.update(step)
-        denominator = int(rows.trained[update.rows].sum())
-        loss_sum, trained = 0.0, 0
-        for micro in micro_batches(update.rows, rows.lengths, self.micro_batch_tokens):
-            batch = packed_batch(rows, micro)
-            with self.clock.in_learner():
-                part = self.learner.forward_backward(batch, denominator)
-            loss_sum, trained = loss_sum + part.loss_sum, trained + part.tokens
+        rows, update, sums = self.objective.train, self.plan.update(step), Sums()
+        for micro in self.engine.micro_batches(update.rows, rows):
+            sums.add(self.objective.forward_backward(micro, update.rows))
         with self.clock.in_learner():
             stats = self.learner.optim_step(self.learning_rate(step))
         cursor = Cursor(
@@ -105,14 +101,14 @@ class Run:
             epoch=update.epoch,
             position=update.position + len(update.rows),
             rows=before.rows + len(update.rows),
-            trained_tokens=before.trained_tokens + trained,
+            trained_tokens=before.trained_tokens + sums.tokens,
         )
-        loss, tokens = loss_sum / denominator, int(rows.lengths[update.rows].sum())
-        metrics = {"step": step, "loss": loss, "grad_norm": stats.grad_norm, "tokens": tokens}
+        means, tokens = self.objective.means(sums), int(rows.lengths[update.rows].sum())
+        metrics = {"step": step, **means, "grad_norm": stats.grad_norm, "tokens": tokens}
         silent = set(self.learner.without_gradient())
         untouched = tuple(name for name in self.known.untouched if name in silent)
         self.known = replace(self.known, metrics=metrics, untouched=untouched)
-        return Result(cursor, loss, trained, tokens, stats.grad_norm, stats.finite)
+        return Result(cursor, means, sums.tokens, tokens, stats.grad_norm, stats.finite)
 
     def learning_rate(self, step: int) -> float:
         hyper = self.hyper
@@ -121,17 +117,14 @@ class Run:
 
     def evaluate(self, step: int) -> Evaluation:
         """The whole validation set; changes nothing."""
-        rows = self.data.validation
+        rows, sums = self.objective.validation, Sums()
         assert rows is not None
-        loss_sum, tokens = 0.0, 0
-        for micro in micro_batches(np.arange(len(rows)), rows.lengths, self.micro_batch_tokens):
-            batch = packed_batch(rows, micro)
-            with self.clock.in_learner():
-                part = self.learner.evaluate(batch)
-            loss_sum, tokens = loss_sum + part.loss_sum, tokens + part.tokens
-        if tokens != rows.trained.sum():
-            raise RuntimeError(f"evaluation: expected {rows.trained.sum()} tokens, found {tokens}")
-        return Evaluation(step, loss_sum / tokens, tokens)
+        for micro in self.engine.micro_batches(np.arange(len(rows)), rows):
+            sums.add(self.objective.evaluate(micro))
+        if sums.tokens != rows.trained.sum():
+            raise RuntimeError(f"evaluation: expected {rows.trained.sum()} tokens, found {sums.tokens}")
+        means = self.objective.means(sums)
+        return Evaluation(step, means.pop("loss"), sums.tokens, means)
 
     def remember(self, evaluation: Evaluation) -> None:
         patience = self.known.patience.after(evaluation.loss, self.hyper.early_stopping_min_delta)
@@ -141,7 +134,7 @@ class Run:
         """Every checkpoint has one, so that all of them can be compared."""
         every = self.hyper.eval_every
         due = step in (0, self.plan.total_steps) or step % self.hyper.checkpoint_every == 0
-        return self.data.validation is not None and (due or (every is not None and step % every == 0))
+        return self.objective.validation is not None and (due or (every is not None and step % every == 0))
 
     def checkpoint_due(self, cursor: Cursor) -> bool:
         return self.is_over(cursor) or cursor.step % self.hyper.checkpoint_every == 0
@@ -156,7 +149,7 @@ class Run:
     def stage_stop(self, cursor: Cursor) -> Staged:
         """The same where the customer stops the run; its evaluation is not billed, and forgotten when it goes on."""
         evaluation = self.known.evaluation
-        if self.data.validation is not None and (evaluation or {}).get("step") != cursor.step:
+        if self.objective.validation is not None and (evaluation or {}).get("step") != cursor.step:
             evaluation = self.evaluate(cursor.step).as_dict()
         return self._stage(cursor, False, evaluation)
 
@@ -178,11 +171,11 @@ class Run:
             learner_seconds=learner_seconds,
             memory_bytes=memory_bytes(self.work.device),
         )
-        return metrics.as_dict()
+        return metrics.as_dict() | result.means
 
     def check(self, cursor: Cursor) -> None:
         """A run that did not do what was planned is a fault, whatever its loss looks like."""
-        gates.check_counts(self.plan, self.data.train, cursor)
+        gates.check_counts(self.plan, self.objective.train, cursor)
         if not self.known.untouched:
             return
         deepest = gates.deepest_target(self.data.train)
@@ -193,8 +186,3 @@ class Run:
             _log.warning("%s: other architectures have parts that text does not reach", what)
         else:
             raise RuntimeError(what)
-
-
-def packed_batch(rows: PreparedSet, chosen: Ints) -> PackedBatch:
-    parts = (rows.row(int(n)) for n in chosen)
-    return pack([(part.tokens, part.mask) for part in parts])
