@@ -12,7 +12,8 @@ from finery.data.rows import read_row
 from finery.types.errors import Problem
 from finery.types.methods import TrainOn
 from finery_gpu_workers.data.chat import RowError, Template
-from finery_gpu_workers.data.samples import Sample, samples_of
+from finery_gpu_workers.data.rows import samples_of
+from finery_gpu_workers.data.samples import Sample
 from finery_gpu_workers.data.tokens import RowTokenizer, TokenRow
 from finery_testing.tiny import CHAT_TEMPLATE, EOS, IM_END, byte_tokenizer
 

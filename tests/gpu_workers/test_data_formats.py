@@ -11,7 +11,7 @@ from tokenizers.processors import TemplateProcessing
 
 from finery_gpu_workers.data.chat import RowError
 from finery_gpu_workers.data.folder import end_tokens
-from finery_gpu_workers.data.samples import check_train_on
+from finery_gpu_workers.data.rows import check_train_on
 from finery_gpu_workers.data.tokens import RowTokenizer, add_tokens
 from finery_gpu_workers.errors import WorkerError
 from finery_testing.tiny import BOS, EOS, IM_END, byte_tokenizer, make_tiny_model

@@ -15,10 +15,10 @@ import pytest
 from finery_gpu_workers import run
 from finery_gpu_workers.data import prepared
 from finery_gpu_workers.data.packing import Plan
-from finery_gpu_workers.data.render import Progress
 from finery_gpu_workers.data.rendering import Phase
+from finery_gpu_workers.data.request import Progress
 from finery_gpu_workers.methods import prepare as prepare_module
-from finery_gpu_workers.methods.prepare import Limits
+from finery_gpu_workers.methods.rendering_child import Limits, _watch
 from finery_protos.v1 import worker_pb2 as pb
 from finery_testing.tiny import CHAT_TEMPLATE, make_tiny_model
 
@@ -193,7 +193,7 @@ def test_only_a_template_can_be_stuck_in_a_row(tmp_path: Path, phase: Phase, is_
     progress.set(0, phase, 3)
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1.5)"])
     try:
-        ending = prepare_module._watch(work, child, progress, Limits(row=0.3, start=60.0), 0)
+        ending = _watch(work, child, progress, Limits(row=0.3, start=60.0), 0, ["training_file"])
     finally:
         child.kill()
         child.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +11,7 @@ from finery.types.methods import Truncation
 from finery_gpu_workers.data.chat import RowError
 from finery_gpu_workers.data.tokens import TokenRow
 
-NO_TRAINABLE_TOKENS, TOO_LONG = "no_trainable_tokens", "too_long"
+NO_TRAINABLE_TOKENS, TOO_LONG, IDENTICAL = "no_trainable_tokens", "too_long", "identical_answers"
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,43 @@ class Cutter:
             kept = _joined(row, *self.keeps(row))
         return kept if kept.trained else NO_TRAINABLE_TOKENS
 
+    def cut_pair(self, rows: Sequence[TokenRow]) -> list[TokenRow] | str:
+        """Both sides of a pair, cut so that their prompts stay the same, or why the pair is left out.
+
+        `right` cuts the end of an answer. `left` cuts as many tokens off the beginning of the prompt as the longer side
+        needs, of both, and then off the beginning of an answer that is still too long.
+        """
+        kept = list(rows)
+        longest = max(len(row.tokens) for row in rows)
+        if longest > self.max_length:
+            if self.truncation == "drop":
+                return TOO_LONG
+            if self.truncation == "error":
+                raise _too_long(longest, self.max_length)
+            kept = [_joined(row, *keeps) for row, keeps in zip(rows, self.keeps_pair(rows), strict=True)]
+        if not all(row.trained for row in kept):
+            return NO_TRAINABLE_TOKENS
+        return IDENTICAL if np.array_equal(kept[0].tokens, kept[1].tokens) else kept
+
+    def keeps_pair(self, rows: Sequence[TokenRow]) -> list[tuple[slice, slice]]:
+        """The two runs of tokens that are left of each side of a pair that is cut."""
+        if self.truncation != "left":
+            return [(slice(0, 0), slice(0, self.max_length))] * 2
+        head = self._head(rows[0])
+        first = head + min(max(len(row.tokens) for row in rows) - self.max_length, rows[0].prompt - head)
+        return [
+            (slice(0, head), slice(max(first, len(row.tokens) - self.max_length + head), len(row.tokens)))
+            for row in rows
+        ]
+
+    def _head(self, row: TokenRow) -> int:
+        return int(int(row.tokens[0]) == self.begin)
+
     def keeps(self, row: TokenRow) -> tuple[slice, slice]:
         """The two runs of tokens that are left of a row that is cut."""
         if self.truncation != "left":
             return slice(0, 0), slice(0, self.max_length)
-        head = int(int(row.tokens[0]) == self.begin)
+        head = self._head(row)
         return slice(0, head), slice(max(head, len(row.tokens) - self.max_length + head), len(row.tokens))
 
 
@@ -49,7 +82,9 @@ def _joined(row: TokenRow, head: slice, rest: slice) -> TokenRow:
     mask[0] = 0
     moved = head.stop - rest.start
     places = tuple((max(a + moved, head.stop), max(b + moved, head.stop)) for a, b in row.reasoning)
-    return TokenRow(np.concatenate([row.tokens[head], row.tokens[rest]]), mask, places, row.lost_reasoning)
+    tokens = np.concatenate([row.tokens[head], row.tokens[rest]])
+    prompt = min(head.stop + max(0, row.prompt - rest.start), len(tokens)) if row.prompt else 0
+    return TokenRow(tokens, mask, places, row.lost_reasoning, prompt=prompt)
 
 
 def _too_long(length: int, limit: int) -> RowError:

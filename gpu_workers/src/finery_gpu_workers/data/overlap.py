@@ -1,4 +1,4 @@
-"""Whether rows of the validation file are in the training file too."""
+"""Whether rows of one set are in another one too, or came before in their own."""
 
 from __future__ import annotations
 
@@ -23,10 +23,7 @@ class Overlap:
 
     def codes(self, samples: Sequence[TokenRow]) -> frozenset[str]:
         """Of a warning about the row, before it is cut, if there is one. Rows of the same ids are the same."""
-        digest = hashlib.blake2b(digest_size=8)
-        for sample in samples:
-            digest.update(sample.tokens.tobytes())
-        number = int.from_bytes(digest.digest(), "little")
+        number = _number(samples)
         if self._sorted is None:
             self._seen.append(number)
             return frozenset()
@@ -37,3 +34,28 @@ class Overlap:
         """The first file is through."""
         if self._sorted is None:
             self._sorted = np.sort(np.frombuffer(self._seen, dtype=np.uint64))
+
+
+class Repeats:
+    """Rows that came before. Holds 16 bytes a row."""
+
+    def __init__(self) -> None:
+        self._seen, self._lines = array("Q"), array("q")
+
+    def add(self, samples: Sequence[TokenRow], line: int) -> None:
+        self._seen.append(_number(samples))
+        self._lines.append(line)
+
+    def lines(self) -> list[int]:
+        """Those of all rows but the first of their kind, in order."""
+        numbers = np.frombuffer(self._seen, dtype=np.uint64)
+        order = np.argsort(numbers, kind="stable")
+        again = order[1:][numbers[order[1:]] == numbers[order[:-1]]]
+        return [self._lines[n] for n in np.sort(again).tolist()]
+
+
+def _number(samples: Sequence[TokenRow]) -> int:
+    digest = hashlib.blake2b(digest_size=8)
+    for sample in samples:
+        digest.update(sample.tokens.tobytes())
+    return int.from_bytes(digest.digest(), "little")

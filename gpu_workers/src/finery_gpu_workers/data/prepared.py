@@ -1,7 +1,8 @@
 """The prepared data set: token ids and masks in shards, and an index with the sha256 of every file.
 
 A shard is a safetensors file: tokens int32 [T], mask uint8 [T] (1: the token is a target), offsets int64 [samples + 1],
-lines int64 [samples] (of the uploaded file, from 1). The sets are `train` and, with a validation file, `validation`.
+lines int64 [samples] (of the uploaded file, from 1); of pairs also prompts int64 [samples] (tokens of the prompt that
+both sides share; they are the samples 2n and 2n + 1). The sets are `train` and, with a validation file, `validation`.
 A sample is a row, or one turn of a row that is trained turn by turn.
 """
 
@@ -39,6 +40,8 @@ class SetWriter:
     samples: int = 0
     highest: int = -1
     """The highest token id so far."""
+    pairs: bool = False
+    """Rows are the sides of pairs, and shards hold the lengths of their prompts."""
     files: list[dict[str, Any]] = field(default_factory=list)
     _rows: list[TokenRow] = field(default_factory=list)
     _lines: list[int] = field(default_factory=list)
@@ -69,6 +72,8 @@ class SetWriter:
             "offsets": np.cumsum([0, *lengths], dtype=np.int64),
             "lines": np.array(self._lines, dtype=np.int64),
         }
+        if self.pairs:
+            tensors["prompts"] = np.array([row.prompt for row in self._rows], dtype=np.int64)
         self.highest = max(self.highest, int(tensors["tokens"].max()))
         save_file(tensors, path)
         self.files.append({"path": path.name, "bytes": path.stat().st_size, "sha256": sha256_file(path)})
@@ -86,6 +91,8 @@ class PreparedSet:
     """[samples], targets of each"""
     starts: NDArray[np.int64]
     """[shards + 1], first sample of each shard"""
+    prompts: NDArray[np.int64] | None = None
+    """[samples], of pairs: tokens of the prompt of each side"""
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -94,7 +101,8 @@ class PreparedSet:
         shard = int(np.searchsorted(self.starts, n, side="right")) - 1
         arrays = self.shards[shard]
         start, end = arrays["offsets"][n - self.starts[shard] :][:2]
-        return TokenRow(arrays["tokens"][start:end], arrays["mask"][start:end])
+        prompt = 0 if self.prompts is None else int(self.prompts[n])
+        return TokenRow(arrays["tokens"][start:end], arrays["mask"][start:end], prompt=prompt)
 
 
 @dataclass(frozen=True)
@@ -102,23 +110,28 @@ class Prepared:
     index: dict[str, Any]
     train: PreparedSet
     validation: PreparedSet | None
+    folder: Path
 
 
 def load(folder: Path) -> Prepared:
     """Reads a folder that holds the index and its files; every file must have the sha256 that the index says."""
     index: dict[str, Any] = json.loads((folder / INDEX).read_text())
     sets = {name: _load_set(folder, entry) for name, entry in index["sets"].items()}
-    return Prepared(index, sets["train"], sets.get("validation"))
+    return Prepared(index, sets["train"], sets.get("validation"), folder)
+
+
+def files_of(entry: dict[str, Any]) -> list[dict[str, Any]]:
+    """All files of a set in the index, with path, bytes, sha256: its shards, and the items of prompts."""
+    return [*entry["files"], *([entry["items"]] if "items" in entry else [])]
 
 
 def _load_set(folder: Path, entry: dict[str, Any]) -> PreparedSet:
-    shards = []
-    for file in entry["files"]:
+    for file in files_of(entry):
         found = sha256_file(folder / file["path"])
         if found != file["sha256"]:
             message = f"{file['path']}: expected sha256 {file['sha256']}, found {found}"
             raise WorkerError("prepared_data_changed", message)
-        shards.append(_mapped(folder / file["path"]))
+    shards = [_mapped(folder / file["path"]) for file in entry["files"]]
     lengths = [np.diff(shard["offsets"]) for shard in shards]
     trained = [np.add.reduceat(shard["mask"], shard["offsets"][:-1], dtype=np.int64) for shard in shards]
     return PreparedSet(
@@ -126,6 +139,7 @@ def _load_set(folder: Path, entry: dict[str, Any]) -> PreparedSet:
         lengths=np.concatenate(lengths),
         trained=np.concatenate(trained),
         starts=np.cumsum([0, *map(len, lengths)]),
+        prompts=np.concatenate([s["prompts"] for s in shards]) if "prompts" in shards[0] else None,
     )
 
 

@@ -8,14 +8,16 @@ from datetime import datetime
 from enum import IntEnum
 from pathlib import Path
 
-from finery.data.rows import ChatRow, Row, TokensRow
+from finery.data.rows import PreferenceRow, Row, TokensRow
 from finery.types.errors import Problem
 from finery.types.files import FileFormat
 from finery.types.methods import TrainOn
 from finery_gpu_workers.data.chat import RowError, Template
 from finery_gpu_workers.data.given import special_in
+from finery_gpu_workers.data.pairs import pair_up
 from finery_gpu_workers.data.reasoning import CLOSE, OPEN
-from finery_gpu_workers.data.samples import Plain, Sample, check_train_on, samples_of
+from finery_gpu_workers.data.rows import check_format, check_train_on, needs_template, samples_of
+from finery_gpu_workers.data.samples import Plain, Prompted, Sample
 from finery_gpu_workers.data.tokens import RowTokenizer, TokenRow
 from finery_gpu_workers.data.turns import Rendered
 
@@ -42,6 +44,10 @@ class Rendering:
     problem: Problem | None = None
     """Why the row cannot be used; then there may be no samples."""
 
+    @property
+    def is_pair(self) -> bool:
+        return isinstance(self.row, PreferenceRow)
+
     def refuse(self, error: RowError) -> None:
         self.problem, self.samples, self.tokens = error.problem(self.line), [], []
 
@@ -52,7 +58,7 @@ class Rendering:
     @property
     def notes(self) -> frozenset[str]:
         """Codes of warnings."""
-        written = [sample.missing for sample in self.samples if isinstance(sample, Rendered)]
+        written = [sample.missing for sample in self.samples if isinstance(sample, (Rendered, Prompted))]
         return frozenset().union(*written, *(row.notes for row in self.tokens))
 
 
@@ -66,22 +72,27 @@ class Renderer:
     now: datetime
     on_render: Callable[[], None]
     """Called for every text that the template has written."""
+    method: str | None = None
+    """What the rows are for; None takes all."""
     template: Template | None = None
-    """Loaded when the first chat row needs it."""
+    """Loaded when the first row with messages needs it."""
 
     def render(
         self,
         rows: Iterable[tuple[int, FileFormat | None, Row | Problem]],
         on_progress: Callable[[Phase, int], None],
+        param: str = "file",
     ) -> Iterator[Rendering]:
-        """In the order of the rows. Raises WorkerError where no row could be rendered."""
+        """In the order of the rows. Raises WorkerError where no row could be rendered; `param` names the file."""
         chunk: list[Rendering] = []
         size = samples = 0
         for line, format_, row in rows:
             on_progress(Phase.TEMPLATE, line)
             if format_:
                 check_train_on(format_, self.train_on)
-            if self.template is None and isinstance(row, ChatRow):
+                if self.method:
+                    check_format(format_, self.method, param)
+            if self.template is None and not isinstance(row, Problem) and needs_template(row):
                 on_progress(Phase.TEMPLATE, 0)  # it may be the template itself that loops
                 self.template = Template.load(self.folder, self.now, self.on_render)
                 on_progress(Phase.TEMPLATE, line)
@@ -126,7 +137,15 @@ class Renderer:
                 rendering.refuse(errors[0])
             else:
                 rendering.tokens = [row for row in found if isinstance(row, TokenRow)]
+                self._pair_up(rendering)
         return chunk
+
+    def _pair_up(self, rendering: Rendering) -> None:
+        if rendering.is_pair and rendering.tokens:
+            try:
+                rendering.tokens = pair_up(rendering.tokens)
+            except RowError as error:
+                rendering.refuse(error)
 
 
 def _characters(sample: Sample) -> int:

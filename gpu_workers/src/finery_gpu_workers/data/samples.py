@@ -1,16 +1,11 @@
-"""From an uploaded row to what is tokenised: one sample, or one per turn."""
+"""What is tokenised."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from finery.data.rows import ChatRow, CompletionRow, Row, TextRow, TokensRow
-from finery.types.files import FileFormat
-from finery.types.methods import TrainOn
-from finery_gpu_workers.data.chat import Template
-from finery_gpu_workers.data.turns import Rendered, render_chat
-from finery_gpu_workers.errors import WorkerError
+from finery.data.rows import TokensRow
+from finery_gpu_workers.data.turns import Rendered
 
 
 @dataclass(frozen=True)
@@ -23,26 +18,17 @@ class Plain:
     """All tokens carry loss; otherwise those of `rest` and the end token."""
 
 
-Sample = Rendered | Plain | TokensRow
+@dataclass(frozen=True)
+class Prompted:
+    """What an answer is sampled to; nothing of it is trained."""
+
+    text: str
+    is_text: bool
+    """No template wrote it: the tokenizer's BOS goes before it, where it has one."""
+    missing: frozenset[str] = frozenset()
+    """Codes of warnings: what of the row the template did not write."""
+    rewritten: int | None = None
+    """The first message that the template writes in another way once the conversation goes on."""
 
 
-def samples_of(template: Template | None, row: Row, train_on: TrainOn) -> Iterator[Sample]:
-    """Raises RowError. Chat rows need the template."""
-    if isinstance(row, ChatRow):
-        assert template is not None
-        yield from render_chat(template, row, train_on)
-    elif isinstance(row, CompletionRow):
-        yield Plain(row.prompt, row.completion, everything=train_on == "all")
-    elif isinstance(row, TextRow):
-        yield Plain("", row.text, everything=True)
-    else:
-        yield row
-
-
-def check_train_on(format_: FileFormat, train_on: TrainOn) -> None:
-    """Raises WorkerError where the two have no meaning together."""
-    impossible = {"chat": ("completion",), "text": ("completion", "last")}
-    if train_on in impossible.get(format_, ()):
-        possible = '"assistant", "last" or "all"' if format_ == "chat" else '"assistant" or "all"'
-        message = f"hyperparameters.train_on: expected {possible} for rows of format {format_}, found {train_on!r}."
-        raise WorkerError("train_on_not_possible", message, param="hyperparameters.train_on")
+Sample = Rendered | Plain | TokensRow | Prompted

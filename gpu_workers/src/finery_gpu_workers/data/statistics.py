@@ -13,11 +13,16 @@ from finery_gpu_workers.data.tokens import TokenRow
 LISTED_LINES = 100
 _LISTED_TOKENS = 20
 _REASONING, _SPECIAL = "reasoning_not_trained", "special_token_in_content"
+_REWRITTEN = "prompt_rewritten"
 _MESSAGES = {
     "content_not_rendered": "the model's chat template leaves out or rewrites the content of messages of {count} rows",
     "end_of_turn_not_rendered": "no special token ends turns of {count} rows, so that the model may not learn to stop",
     _SPECIAL: "texts of {count} rows hold special tokens of the model, which it reads as such",
     "unknown_characters": "the model's tokenizer has no token for characters of {count} rows",
+    "prompt_held_out": "{count} prompts are held out too, and left out",
+    "prompt_repeated": "{count} prompts came before, and are sampled as often as they occur",
+    _REWRITTEN: "the model's chat template writes an assistant turn in another way once the conversation goes "
+    "on, in {count} prompts",
     "validation_overlap": "{count} rows are in the training file too, so that their loss says little",
     "tools_not_rendered": "the model's chat template leaves out tools or tool calls of {count} rows",
     "system_not_rendered": "the model's chat template leaves out the system message of {count} rows",
@@ -56,6 +61,8 @@ class SetStatistics:
     """Rows by the code of a warning."""
     special: Counter[str] = field(default_factory=Counter)
     """Rows by the special token that a text of theirs holds."""
+    rewritten: int | None = None
+    """The message that is written in another way, of the first prompt that has one."""
     _bins: Counter[int] = field(default_factory=Counter)
     """Rows by the number of doublings from one token to their length."""
 
@@ -63,7 +70,8 @@ class SetStatistics:
         """One row: its samples, and what is left of each or why it is left out.
 
         The length of an unrolled row is that of its longest sample, the one that is compared with `max_length`. A row
-        is dropped when no sample of it is left; one that loses only some of them is truncated.
+        is dropped when no sample of it is left; one that loses only some of them is truncated. The prompt that the
+        sides of a pair share counts once.
         """
         length = max(len(sample.tokens) for sample in before)
         self._bins[max(length - 1, 0).bit_length()] += 1
@@ -79,7 +87,7 @@ class SetStatistics:
             return
         self.rows += 1
         self.unrolled += unrolled
-        self.tokens += sum(len(sample.tokens) for sample in kept)
+        self.tokens += sum(len(sample.tokens) for sample in kept) - sum(sample.prompt for sample in kept[1:])
         self.trained_tokens += sum(sample.trained for sample in kept)
         self.reasoning_trained += sum(sample.reasoning_trained for sample in kept)
         if sum(len(s.tokens) for s in kept) < sum(len(s.tokens) for s in before):
@@ -87,6 +95,16 @@ class SetStatistics:
 
     def note(self, code: str, line: int) -> None:
         self.noted.setdefault(code, Lines()).add(line)
+
+    def note_all(self, code: str, lines: Sequence[int]) -> None:
+        for line in lines:
+            self.note(code, line)
+
+    def note_rewritten(self, message: int, line: int) -> None:
+        """`message`: the place of the first that the template writes in another way."""
+        if self.rewritten is None:
+            self.rewritten = message
+        self.note(_REWRITTEN, line)
 
     def note_special(self, names: set[str], line: int) -> None:
         if names:
@@ -123,7 +141,11 @@ class SetStatistics:
         found = []
         for code, lines in sorted(self.noted.items()):
             message = f"{param}: {_MESSAGES[code].format(count=lines.count)}, the first in line {lines.first[0]}."
-            named = {"tokens": dict(self.special.most_common(_LISTED_TOKENS))} if code == _SPECIAL else {}
+            named: dict[str, object] = {}
+            if code == _SPECIAL:
+                named = {"tokens": dict(self.special.most_common(_LISTED_TOKENS))}
+            elif code == _REWRITTEN:
+                named = {"message": self.rewritten}
             found.append(_warning(code, message, param, rows=lines.count, lines=lines.first, **named))
         if lost := self.reasoning_in_data - self.reasoning_trained:
             message = (

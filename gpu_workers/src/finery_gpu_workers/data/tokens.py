@@ -16,7 +16,7 @@ from tokenizers.decoders import DecodeStream
 from finery.data.rows import TokensRow
 from finery_gpu_workers.data.chat import RowError
 from finery_gpu_workers.data.folder import end_tokens
-from finery_gpu_workers.data.samples import Plain, Sample
+from finery_gpu_workers.data.samples import Plain, Prompted, Sample
 from finery_gpu_workers.data.turns import Rendered, Turn, not_a_prefix
 from finery_gpu_workers.errors import WorkerError
 
@@ -35,6 +35,8 @@ class TokenRow:
     """Tokens of reasoning that the template did not write."""
     notes: frozenset[str] = frozenset()
     """Codes of warnings."""
+    prompt: int = 0
+    """Of one side of a pair: the tokens of the prompt that both sides begin with."""
 
     @property
     def trained(self) -> int:
@@ -120,6 +122,8 @@ class RowTokenizer:
             return _given(sample)
         if isinstance(sample, Plain):
             return self._plain(sample, encodings)
+        if isinstance(sample, Prompted):
+            return self._prompted(sample, encodings[0].ids)
         return self._rendered(sample, encodings)
 
     # ---- text without a template
@@ -144,6 +148,13 @@ class RowTokenizer:
         """What goes before and behind the ids of a text: its BOS and its end, but where it has them already."""
         end = [self._end()]
         return self.begin if ids[: len(self.begin)] != self.begin else [], end if ids[-1:] != end else []
+
+    def _prompted(self, sample: Prompted, ids: list[int]) -> TokenRow | RowError:
+        before = self.around(ids)[0] if sample.is_text else []
+        tokens = np.array([*before, *ids], dtype=np.int32)
+        if not len(tokens):
+            return RowError("template_error", "expected a prompt, found no token", hint="Mend the template.")
+        return TokenRow(tokens, np.zeros(len(tokens), dtype=np.uint8), notes=self._notes(tokens))
 
     def _end(self) -> int:
         if not self._ends:
@@ -249,6 +260,8 @@ def _texts(sample: Sample) -> list[str]:
     """What of a sample is tokenised: its text, and what is compared with it."""
     if isinstance(sample, TokensRow):
         return []
+    if isinstance(sample, Prompted):
+        return [sample.text]
     if isinstance(sample, Rendered):
         return [sample.text, *sample.lost]
     whole = sample.prompt + sample.rest

@@ -6,8 +6,9 @@ import json
 from datetime import datetime
 
 from finery.types.previews import PreviewCreate, PreviewRow
-from finery_gpu_workers.data.render import Look
-from finery_gpu_workers.methods.prepare import Limits, refused, request_of, run_child
+from finery_gpu_workers.data.request import PARAMS, Look
+from finery_gpu_workers.methods.prepare import request_of
+from finery_gpu_workers.methods.rendering_child import Limits, refused, run_child
 from finery_gpu_workers.work import Ending, Work
 
 
@@ -26,7 +27,7 @@ def preview(work: Work, now: datetime, limits: Limits | None = None) -> Ending |
     result = run_child(work, request, limits or Limits())
     if isinstance(result, Ending):
         return result
-    if ending := refused(result):
+    if ending := refused(result, PARAMS):
         return ending
     rows = [PreviewRow.model_validate(row) for row in result["rows"]]
     work.control.report_preview(rows, json.dumps(result["warnings"]))

@@ -65,3 +65,10 @@ def rows(path: Path) -> Iterator[tuple[int, Any | Problem]]:
             value = reader.read((line.removeprefix(MARK) if number == 1 else line).removesuffix(b"\n"))
             if value is not BLANK:
                 yield number, value
+
+
+def count(path: Path) -> int:
+    """Lines that are not blank, which `rows` yields."""
+    with path.open("rb") as file:
+        first = file.readline().removeprefix(MARK)
+        return sum(1 for line in (first, *file) if line.removesuffix(b"\n").strip(_SPACE))

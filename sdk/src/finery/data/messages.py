@@ -141,19 +141,34 @@ def _reasoning(given: dict[str, Any], path: str) -> str | None:
 
 def check_order(messages: list[Message], place: Place) -> None:
     """The rules that every template can live with; nothing is merged or moved to meet them."""
-    roles = [message["role"] for message in messages]
-    if not roles or roles[-1] != "assistant":
-        found = roles[-1] if roles else "no message"
+    if not messages or messages[-1]["role"] != "assistant":
+        found = messages[-1]["role"] if messages else "no message"
         message = f"expected the last message to be the assistant's, found {found}"
-        path = place(len(roles) - 1).partition("[")[0]
+        path = place(len(messages) - 1).partition("[")[0]
         raise RowError("last_message_not_assistant", path, message, "End the row with what is to be learned.")
+    check_conversation(messages, place)
+
+
+def check_conversation(messages: list[Message], place: Place) -> None:
+    """Those that a prompt has to meet as well, wherever it ends."""
+    roles = [message["role"] for message in messages]
     for n, role in enumerate(roles):
         if n and role in ("system", "developer"):
             message = f"expected a {role} message in the first place only"
             raise RowError("role_order", f"{place(n)}.role", message, "Move or merge it.")
-    if "user" not in roles[: roles.index("assistant")]:
+    first = roles.index("assistant") if "assistant" in roles else len(roles)
+    if "user" not in roles[:first]:
         message = "expected a user message before the first assistant message, found none"
         path = place(0).partition("[")[0]
         raise RowError("no_user_message", path, message, "Begin with what the assistant answers to.")
     if "tool" in roles or any("tool_calls" in message for message in messages):
         check_calls(messages, place)
+
+
+def check_prompt_end(messages: list[Message], place: Place) -> None:
+    """A prompt waits for an answer."""
+    last = messages[-1]["role"] if messages else "no message"
+    if last not in ("user", "tool"):
+        message = f"expected the prompt to end with a user's or a tool's message, found {last}"
+        path = place(len(messages) - 1) if messages else place(0).partition("[")[0]
+        raise RowError("last_message_not_user", path, message, "End the prompt with what is to be answered.")

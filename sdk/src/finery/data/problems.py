@@ -64,5 +64,12 @@ def check_json(value: Any, path: str) -> None:
         raise RowError("invalid_json", path, message, "Flatten the value.") from None
     if flaw is not None:
         inside = dotted(flaw.path)
-        place = f"{path}{'.' if inside and inside[0] != '[' else ''}{inside}"
+        place = f"{path}{'.' if path and inside and inside[0] != '[' else ''}{inside}"
         raise RowError(flaw.code, place, flaw.message, "Mend the value.")
+
+
+def no_tools(row: dict[str, Any]) -> None:
+    """Of a row without messages."""
+    if row.get("tools") is not None:
+        message = "expected tools with messages only, for the model's template to print"
+        raise RowError("unsupported_field", "tools", message, "Leave them out, or write messages.")

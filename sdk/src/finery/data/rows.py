@@ -8,55 +8,19 @@ values: dict, list, str, int, float, bool, None.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-from finery.data.messages import Message, check_order, read_messages
-from finery.data.problems import MISSING, RowError, kind, text_of, wrong_type
+from finery.data.messages import check_order, read_messages
+from finery.data.preference import ANSWERS, read_pair
+from finery.data.problems import MISSING, RowError, kind, no_tools, text_of, wrong_type
+from finery.data.prompts import is_open, read_prompt
+from finery.data.shapes import ChatRow, CompletionRow, PreferenceRow, PromptRow, Row, TextRow, TokensRow
 from finery.data.tokens import read_tokens
 from finery.data.tools import TOOL, read_tools
 from finery.types.errors import Problem
 from finery.types.files import FileFormat
 
-
-@dataclass(frozen=True)
-class ChatRow:
-    """`{"messages": […], "tools"?: […]}`; also prompt and completion as lists of messages (format completion)."""
-
-    messages: tuple[Message, ...]
-    tools: tuple[dict[str, Any], ...] | None = None
-    untrained: frozenset[int] = frozenset()
-    """Places of assistant messages with weight 0."""
-    prompt_messages: int = 0
-    """Of a prompt/completion row: how many of `messages` are prompt; 0 for chat rows."""
-
-
-@dataclass(frozen=True)
-class CompletionRow:
-    """`{"prompt": text, "completion": text}`: joined as they are, no template; an end token follows."""
-
-    prompt: str
-    completion: str
-
-
-@dataclass(frozen=True)
-class TextRow:
-    """`{"text": text}`: an end token follows."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class TokensRow:
-    """`{"input_ids": […], "labels"?: […]}`: labels are the ids themselves, or -100 where a token carries no loss."""
-
-    input_ids: tuple[int, ...]
-    trained: tuple[bool, ...]
-    """Per token; all True without labels."""
-
-
-Row = ChatRow | CompletionRow | TextRow | TokensRow
-
+__all__ = ["ChatRow", "CompletionRow", "PreferenceRow", "PromptRow", "Row", "TextRow", "TokensRow", "read_row"]
 
 _KEYS: dict[str, FileFormat] = {
     "messages": "chat",
@@ -65,8 +29,7 @@ _KEYS: dict[str, FileFormat] = {
     "text": "text",
     "input_ids": "tokens",
 }
-_PREFERENCE = ("chosen", "rejected")
-_SHAPES = "messages, or prompt and completion, or text, or input_ids"
+_SHAPES = "messages, or prompt and completion, or chosen and rejected, or prompt, or text, or input_ids"
 _FOREIGN = {
     "conversations": "Rename conversations to messages, and in each from to role and value to content.",
     "instruction": 'Write {"prompt": "…", "completion": "…"} or messages instead of instruction and output.',
@@ -89,10 +52,7 @@ def _format_of(row: Any, expected: FileFormat | None) -> FileFormat:
     if not isinstance(row, dict):
         hint = 'Write one object per row: {"messages": […]}.'
         raise RowError("not_an_object", "", f"expected a JSON object, found {kind(row)}", hint)
-    if any(key in row for key in _PREFERENCE):
-        message = "expected a row to be learned as it is, found a row of preference data (chosen, rejected)"
-        raise RowError("wrong_task_format", "", message, "Use this file for a job that learns preferences.")
-    formats = {_KEYS[key]: key for key in _KEYS if row.get(key, MISSING) is not MISSING}
+    formats = _formats(row, expected)
     if not formats:
         path, example = _EXAMPLES[expected or "chat"]
         hint = next((hint for key, hint in _FOREIGN.items() if key in row), f"Write {example}.")
@@ -104,9 +64,25 @@ def _format_of(row: Any, expected: FileFormat | None) -> FileFormat:
     if expected is not None and format_ != expected:
         message = f"expected a row of format {expected} as the rows before it are, found one of format {format_}"
         raise RowError("mixed_formats", "", message, "Use one format in a file.")
-    if "functions" in row:
+    if "functions" in row and format_ != "prompts":
         raise RowError("unsupported_field", "functions", "functions are not supported", f"Write tools: [{TOOL}].")
     return format_
+
+
+def _formats(row: dict[str, Any], expected: FileFormat | None) -> dict[FileFormat, str]:
+    """The formats that the row has keys of, each with one of them."""
+    keys = {key for key in _KEYS if row.get(key, MISSING) is not MISSING}
+    formats = {_KEYS[key]: key for key in _KEYS if key in keys}
+    if any(key in row for key in ANSWERS):
+        others = {format_: key for format_, key in formats.items() if key in ("completion", "text", "input_ids")}
+        if {"prompt", "messages"} <= keys:
+            others = {"chat": "messages", "completion": "prompt"}
+        return {**others, "preference": next(key for key in ANSWERS if key in row)}
+    if keys == {"prompt"} and expected != "completion":
+        return {"prompts": "prompt"}
+    if keys == {"messages"} and (expected == "prompts" or (expected != "chat" and is_open(row))):
+        return {"prompts": "messages"}
+    return formats
 
 
 _EXAMPLES: dict[FileFormat, tuple[str, str]] = {
@@ -114,6 +90,8 @@ _EXAMPLES: dict[FileFormat, tuple[str, str]] = {
     "completion": ("prompt", '{"prompt": "…", "completion": "…"}'),
     "text": ("text", '{"text": "…"}'),
     "tokens": ("input_ids", '{"input_ids": [1, 2, 3]}'),
+    "preference": ("chosen", '{"prompt": "…", "chosen": "…", "rejected": "…"}'),
+    "prompts": ("prompt", '{"prompt": "…"}'),
 }
 """The key of a format that has to be there, and a row of it."""
 
@@ -133,7 +111,7 @@ def _completion(row: dict[str, Any]) -> CompletionRow | ChatRow:
     expected = "a text, or a list of messages in both prompt and completion"
     text = text_of(prompt, "prompt", expected)
     answer = text_of(completion, "completion", "a text as the prompt is")
-    _no_tools(row)
+    no_tools(row)
     return CompletionRow(text, answer)
 
 
@@ -159,19 +137,13 @@ def _conversation(row: dict[str, Any]) -> ChatRow:
 
 
 def _text(row: dict[str, Any]) -> TextRow:
-    _no_tools(row)
+    no_tools(row)
     return TextRow(text_of(row["text"], "text"))
 
 
 def _tokens(row: dict[str, Any]) -> TokensRow:
-    _no_tools(row)
+    no_tools(row)
     return TokensRow(*read_tokens(row))
-
-
-def _no_tools(row: dict[str, Any]) -> None:
-    if row.get("tools") is not None:
-        message = "expected tools with messages only, for the model's template to print"
-        raise RowError("unsupported_field", "tools", message, "Leave them out, or write messages.")
 
 
 _READERS: dict[FileFormat, Callable[[dict[str, Any]], Row]] = {
@@ -179,4 +151,6 @@ _READERS: dict[FileFormat, Callable[[dict[str, Any]], Row]] = {
     "completion": _completion,
     "text": _text,
     "tokens": _tokens,
+    "preference": read_pair,
+    "prompts": read_prompt,
 }
