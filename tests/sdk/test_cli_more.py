@@ -112,8 +112,8 @@ def test_the_best_checkpoint_is_marked_and_downloaded_by_that_name(api: Api, fin
         "GET /v1/jobs/job_1": (200, job_json(best_checkpoint="ckpt_1")),
     }
     rows = words(finery("checkpoints", "list", "--job", "job_1").out)
-    assert rows[1].startswith("ckpt_1 job_1 6 ★ best 3.25 adapter")
-    assert rows[2].startswith("ckpt_9 job_1 9 final 3.5 full")
+    assert rows[1].startswith("ckpt_1 job_1 6 ★ best loss 3.25 adapter")
+    assert rows[2].startswith("ckpt_9 job_1 9 final loss 3.5 full")
     result = finery("checkpoints", "download", "job_1", "--best", "--to", str(tmp_path / "out"))
     assert result.code == 0, result.err
     assert (tmp_path / "out" / "adapter_config.json").read_bytes() == b"{}"

@@ -6,7 +6,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from finery.plot import curve, loss_curve, picture, points, smoothed
+from finery._draw import smoothed
+from finery.plot import curve, loss_curve, picture, points
 from finery.types.jobs import Event, Job
 
 from .support import Client, Handler, Seen, client_of, event_json, job_json, page_json, serving, value

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from finery._visible import BOLD, RED, RESET, document, escaped, visible
+from finery._visible import BOLD, RED, RESET, document, escaped, one_line, visible
 
 if TYPE_CHECKING:
     from finery.types.environments import EnvironmentRun, GradedAnswer, ShownPrompt
@@ -80,8 +80,8 @@ def _shown(prompt: ShownPrompt, longest: int) -> str:
     """What is asked last, and what graders see next to it."""
     words = prompt.text if prompt.text is not None else _content(prompt.messages[-1]) if prompt.messages else ""
     fields = {name: value for name, value in prompt.item.items() if name not in ("messages", "prompt")}
-    item = f"  item {_line(json.dumps(fields, ensure_ascii=False), longest)}" if fields else ""
-    return f"{_line(words, longest)}{item}"
+    item = f"  item {one_line(json.dumps(fields, ensure_ascii=False), longest)}" if fields else ""
+    return f"{one_line(words, longest)}{item}"
 
 
 def _content(message: dict[str, Any]) -> str:
@@ -90,9 +90,9 @@ def _content(message: dict[str, Any]) -> str:
 
 
 def _cells(answer: GradedAnswer, longest: int) -> tuple[str, ...]:
-    parts = "  ".join(f"{_line(name, 64)} {_number(value)}" for name, value in answer.parts.items())
-    failure = "" if answer.failure is None else _line(answer.failure.code, 64)
-    return str(answer.prompt), _line(answer.output_text, longest), _number(answer.reward), parts, failure
+    parts = "  ".join(f"{one_line(name, 64)} {_number(value)}" for name, value in answer.parts.items())
+    failure = "" if answer.failure is None else one_line(answer.failure.code, 64)
+    return str(answer.prompt), one_line(answer.output_text, longest), _number(answer.reward), parts, failure
 
 
 def _remarks(run: EnvironmentRun) -> Iterator[tuple[str, str]]:
@@ -146,12 +146,6 @@ def _count(count: int, noun: str) -> str:
 
 def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.4g}"
-
-
-def _line(words: str, longest: int) -> str:
-    """One line, cut where it is longer."""
-    cut = words if len(words) <= longest else f"{words[: longest - 1]}…"
-    return visible(cut).replace("\n", " ").rstrip()
 
 
 def _aligned(rows: list[tuple[str, ...]]) -> list[str]:

@@ -42,6 +42,12 @@ def visible(words: str) -> str:
     return _HIDDEN.sub(lambda found: _picture(found[0]), words)
 
 
+def one_line(words: str, longest: int) -> str:
+    """For a table: on one line, cut where it is longer."""
+    cut = words if len(words) <= longest else f"{words[: longest - 1]}…"
+    return visible(cut).replace("\n", " ").rstrip()
+
+
 def _picture(character: str) -> str:
     code = ord(character)
     if character == "\n":

@@ -85,10 +85,18 @@ def measured(event: Event) -> dict[str, float]:
 
 def settings(job: Job) -> dict[str, Any]:
     """What the job was made with, flat: `hyperparameters.learning_rate`, `adapter.rank`, …"""
-    names = ("method", "model", "from_checkpoint", "training_file", "validation_file", "seed")
+    names = ("method", "model", "from_checkpoint", "training_file", "validation_file", "environment_id", "seed")
     nested = {"hyperparameters": job.hyperparameters, "adapter": job.adapter, "resources": job.resources}
     flat = {f"{group}.{name}": value for group, values in nested.items() for name, value in values.items()}
-    return {**{name: getattr(job, name) for name in names}, **flat}
+    return {**{name: getattr(job, name) for name in names}, **flat, **_environment(job.environment or {})}
+
+
+def _environment(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """What tells runs apart; a grader by its type, as its source may be longer than a tracker takes."""
+    told = {name: value for name, value in spec.items() if name not in ("grader", "system_prompt", "config")}
+    config = {f"config.{name}": value for name, value in (spec.get("config") or {}).items()}
+    grader = {"grader.type": spec["grader"].get("type")} if isinstance(spec.get("grader"), dict) else {}
+    return {f"environment.{name}": value for name, value in {**told, **config, **grader}.items()}
 
 
 class TensorBoard:

@@ -1,4 +1,7 @@
-"""Jobs as a picture: losses, learning rate, best checkpoint. Needs the extra `plot`: pip install "finery[plot]"."""
+"""Jobs as a picture: losses or rewards, learning rate, best checkpoint.
+
+Needs the extra `plot`: pip install "finery[plot]".
+"""
 
 from __future__ import annotations
 
@@ -9,32 +12,50 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from finery import _draw
 from finery.types.jobs import Event, Job
 
-_BLUE, _ORANGE, _GREY, _GREEN = "#2563eb", "#ea580c", "#6b7280", "#16a34a"
-_COLOURS = (_BLUE, _ORANGE, _GREEN, "#9333ea", "#dc2626", "#0891b2", "#ca8a04", "#db2777")
 Point = tuple[int, float]
 
 
 @dataclass(frozen=True)
+class Evaluation:
+    """A held-out reward, with the bounds of its confidence interval where it has one."""
+
+    step: int
+    mean: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
 class Curve:
-    """What is drawn of one job, by step."""
+    """What is drawn of one job, by step. What its method does not have is empty."""
 
     label: str
+    method: Literal["sft", "dpo", "rl"]
     loss: tuple[Point, ...]
+    """Empty for RL, whose loss says nothing about how good the model is."""
     validation: tuple[Point, ...]
+    accuracy: tuple[Point, ...]
+    """DPO."""
+    held_out_accuracy: tuple[Point, ...]
+    reward: tuple[Point, ...]
+    """RL: mean of a step's rollouts."""
+    held_out_reward: tuple[Evaluation, ...]
     learning_rate: tuple[Point, ...]
     best: Point | None
-    """Step and validation loss of the best checkpoint."""
+    """Step and validation loss (RL: reward) of the best checkpoint."""
 
 
 class Plot:
     """A picture that shows itself in a notebook; `save` writes it. `figure` is matplotlib's own."""
 
-    def __init__(self, figure: Any) -> None:
+    def __init__(self, figure: Any, shows: str = "losses") -> None:
         self.figure = figure
+        self._shows = shows
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write it as PNG or SVG, by the ending. Raises ValueError if it is another."""
@@ -45,19 +66,34 @@ class Plot:
     def _repr_html_(self) -> str:
         image = io.BytesIO()
         self.figure.savefig(image, format="png")
-        return f'<img alt="losses" src="data:image/png;base64,{base64.b64encode(image.getvalue()).decode()}">'
+        return f'<img alt="{self._shows}" src="data:image/png;base64,{base64.b64encode(image.getvalue()).decode()}">'
 
 
 def loss_curve(events: Iterable[Event], path: str | os.PathLike[str], *, title: str | None = None) -> Path:
-    """Draw one job from its events alone; PNG or SVG by the ending of `path`.
+    """Draw one job from its events alone: losses, of DPO accuracies too; PNG or SVG by the ending of `path`.
 
     Raises ValueError if there is nothing to draw or the ending is another, ImportError without matplotlib.
     """
+    return _alone(list(events), path, title, "loss")
+
+
+def reward_curve(events: Iterable[Event], path: str | os.PathLike[str], *, title: str | None = None) -> Path:
+    """Draw one RL job from its events alone: the reward of every step, and held-out rewards with their intervals.
+
+    Raises ValueError if there is nothing to draw or the ending is another, ImportError without matplotlib.
+    """
+    return _alone(list(events), path, title, "reward")
+
+
+def _alone(
+    history: list[Event], path: str | os.PathLike[str], title: str | None, what: Literal["loss", "reward"]
+) -> Path:
     target = _target(path)
-    history = list(events)
-    one = _curve("", history, None)
+    one = _curve(history[0].job if history else "", history, None)
     _check([one])
-    return Plot(_draw([one], title or f"Loss of {history[0].job}")).save(target)
+    if (one.method == "rl") != (what == "reward"):
+        raise ValueError(f"expected the events of a job with a {what}, found those of a {one.method.upper()} job")
+    return Plot(_draw.draw([one], title or _title([one]))).save(target)
 
 
 def curve(job: Job, events: Iterable[Event]) -> Curve:
@@ -72,8 +108,7 @@ def picture(curves: Sequence[Curve], path: str | os.PathLike[str] | None = None)
     """
     check_request(curves, path)
     _check(curves)
-    title = f"Loss of {curves[0].label}" if len(curves) == 1 else f"Losses of {len(curves)} jobs"
-    plot = Plot(_draw(curves, title))
+    plot = Plot(_draw.draw(curves, _title(curves)), _quantities(curves).lower())
     if path is not None:
         plot.save(path)
     return plot
@@ -89,35 +124,57 @@ def points(events: Iterable[Event], kind: str, field: str = "loss") -> list[Poin
     return sorted((step, value) for step, value in found.items() if math.isfinite(value))
 
 
-def smoothed(values: Iterable[float]) -> list[float]:
-    """Exponential moving average without the pull towards its start (Adam's bias correction); span ≈ a tenth."""
-    numbers = list(values)
-    weight = 1 - 2 / (max(3, len(numbers) // 10) + 1)
-    result, average = [], 0.0
-    for count, value in enumerate(numbers, start=1):
-        average = weight * average + (1 - weight) * value
-        result.append(average / (1 - weight**count))
-    return result
-
-
 def _curve(label: str, events: list[Event], best: str | None) -> Curve:
-    checkpoints = [event.data for event in events if event.type == "checkpoint"]
-    known = [one for one in checkpoints if one.get("validation_loss") is not None]
-    chosen = [one for one in known if one.get("checkpoint") == best] if best is not None else known
-    # Of equals the earliest: min takes the first, and a job's events come in order.
-    found = min(chosen, key=lambda one: float(one["validation_loss"]), default=None)
+    method = _method(events)
+    rl = method == "rl"
     return Curve(
         label=label,
-        loss=tuple(points(events, "metric")),
-        validation=tuple(points(events, "eval")),
+        method=method,
+        loss=() if rl else tuple(points(events, "metric")),
+        validation=() if rl else tuple(points(events, "eval")),
+        accuracy=tuple(points(events, "metric", "accuracy")),
+        held_out_accuracy=tuple(points(events, "eval", "accuracy")),
+        reward=tuple(points(events, "metric", "reward")),
+        held_out_reward=tuple(_evaluations(events)),
         learning_rate=tuple(points(events, "metric", "learning_rate")),
-        best=None if found is None else (int(found["step"]), float(found["validation_loss"])),
+        best=_best(events, best, "validation_reward" if rl else "validation_loss"),
     )
 
 
+def _method(events: Iterable[Event]) -> Literal["sft", "dpo", "rl"]:
+    fields = {name for event in events if event.type in ("metric", "eval") for name in event.data}
+    return "rl" if "reward" in fields else "dpo" if "margin" in fields else "sft"
+
+
+def _evaluations(events: Sequence[Event]) -> list[Evaluation]:
+    low, high = (dict(points(events, "eval", name)) for name in ("reward_low", "reward_high"))
+    return [Evaluation(step, mean, low.get(step), high.get(step)) for step, mean in points(events, "eval", "reward")]
+
+
+def _best(events: Iterable[Event], best: str | None, field: str) -> Point | None:
+    """The job's own word, or the earliest of the lowest loss or highest reward."""
+    known = [one.data for one in events if one.type == "checkpoint" and one.data.get(field) is not None]
+    chosen = [one for one in known if one.get("checkpoint") == best] if best is not None else known
+    sign = -1 if field == "validation_reward" else 1
+    # Of equals the earliest: min takes the first, and a job's events come in order.
+    found = min(chosen, key=lambda one: sign * float(one[field]), default=None)
+    return None if found is None else (int(found["step"]), float(found[field]))
+
+
+def _title(curves: Sequence[Curve]) -> str:
+    if len(curves) > 1:
+        return f"{_quantities(curves)} of {len(curves)} jobs"
+    return f"{'Reward' if curves[0].method == 'rl' else 'Loss'} of {curves[0].label}"
+
+
+def _quantities(curves: Sequence[Curve]) -> str:
+    rewards = [one.method == "rl" for one in curves]
+    return "Rewards" if all(rewards) else "Rewards and losses" if any(rewards) else "Losses"
+
+
 def _check(curves: Sequence[Curve]) -> None:
-    if not any(one.loss or one.validation for one in curves):
-        raise ValueError("no metric or eval event with a finite loss among the events; there is nothing to draw")
+    if not any(one.loss or one.validation or one.reward or one.held_out_reward for one in curves):
+        raise ValueError("no metric or eval event with a finite loss or reward; there is nothing to draw")
 
 
 def check_request(jobs: Sequence[object], path: str | os.PathLike[str] | None) -> None:
@@ -133,56 +190,3 @@ def _target(path: str | os.PathLike[str]) -> Path:
     if target.suffix.lower() not in (".png", ".svg"):
         raise ValueError(f"expected a path that ends in .png or .svg, found {str(target)!r}")
     return target
-
-
-def _draw(curves: Sequence[Curve], title: str) -> Any:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError('drawing needs matplotlib; run: pip install "finery[plot]"') from error
-    rates = any(one.learning_rate for one in curves)
-    figure = Figure(figsize=(8, 5.5 if rates else 4.5), dpi=150, layout="constrained")
-    if rates:
-        losses, below = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
-    else:
-        losses, below = figure.add_subplot(), None
-    for n, one in enumerate(curves):
-        _losses(losses, one, _COLOURS[n % len(_COLOURS)], alone=len(curves) == 1)
-        if below is not None and one.learning_rate:
-            below.plot(*zip(*one.learning_rate, strict=True), color=_COLOURS[n % len(_COLOURS)], linewidth=1.2)
-    losses.set(ylabel="loss (nats per token)")
-    losses.set_title(_literal(title), loc="left", fontsize=11, fontweight="bold")
-    losses.margins(y=0.15)
-    losses.legend(frameon=False)
-    for axes in (losses, below):
-        if axes is not None:
-            axes.grid(visible=True, color=_GREY, alpha=0.15)
-            axes.spines[["top", "right"]].set_visible(False)
-    if below is not None:
-        below.set(ylabel="learning rate")
-    (losses if below is None else below).set(xlabel="step")
-    return figure
-
-
-def _losses(axes: Any, one: Curve, colour: str, *, alone: bool) -> None:
-    """Training loss thin and, smoothed, thick; validation loss with marks; a star on the best checkpoint."""
-    name = "" if alone else f"{_literal(one.label)}: "
-    held_out = _ORANGE if alone else colour
-    if one.loss:
-        steps, values = zip(*one.loss, strict=True)
-        axes.plot(steps, values, color=colour, alpha=0.25, linewidth=1)
-        axes.plot(steps, smoothed(values), color=colour, linewidth=2, label=f"{name}training loss (smoothed)")
-    if one.validation:
-        style = {"marker": "o", "markersize": 4, "linewidth": 1.2, "linestyle": "-" if alone else "--"}
-        axes.plot(*zip(*one.validation, strict=True), color=held_out, label=f"{name}held-out loss", **style)
-        for step, loss in {one.validation[0], one.validation[-1]} if alone else ():
-            axes.annotate(f"{loss:.3f}", (step, loss), (0, 8), textcoords="offset points", ha="center", color=held_out)
-    if one.best is not None:
-        step, loss = one.best
-        label = f"{name}best checkpoint: {loss:.3f} at step {step}"
-        axes.plot([step], [loss], color=held_out, marker="*", markersize=14, linestyle="none", label=label)
-
-
-def _literal(text: str) -> str:
-    """A name as it is: matplotlib would set what is between dollars as a formula."""
-    return text.replace("$", r"\$")

@@ -9,10 +9,8 @@ with JobProgress() as progress:
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
-from decimal import Decimal
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from rich.console import Console
 from rich.markup import escape
@@ -26,100 +24,12 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from finery._job_view import JobView
 from finery.types.jobs import Event
 
-_SMOOTH = 0.2  # weight of the newest step in the averages that are shown
+__all__ = ["JobProgress", "JobView", "TransferProgress"]
+
 _PLAIN_LINES = 20  # lines about steps where no terminal shows a bar
-
-
-@dataclass
-class JobView:
-    """What a job's events add up to. Pure."""
-
-    state: str = "validating"
-    message: str | None = None
-    step: int = 0
-    total_steps: int | None = None
-    loss: float | None = None
-    tokens_per_second: float | None = None
-    seconds_per_step: float | None = None
-    """Of whole steps, averaged; the newest count most."""
-    has_validation: bool = False
-    held_out_loss: float | None = None
-    best: float | None = None
-    """Lowest held-out loss of a checkpoint so far."""
-    cost: Decimal = Decimal(0)
-    """US dollars so far."""
-
-    def take(self, event: Event) -> str | None:
-        """Take an event in; a sentence if it is news besides progress."""
-        data = event.data
-        match event.type:
-            case "state":
-                self.state, self.message = str(data.get("to")), data.get("message")
-                said = self.message or (self.line() if not self.step else "")
-                return f"{self.state}: {said}" if said else self.state
-            case "prepared":
-                return self._prepare(data)
-            case "metric":
-                self._measure(event)
-                return None
-            case "eval":
-                self.held_out_loss = data.get("loss")
-                when = "before training" if data.get("step") == 0 else f"after step {data.get('step')}"
-                return f"held-out loss {_number(self.held_out_loss, '.4f')} {when}"
-            case "checkpoint":
-                return self._keep(data)
-            case "attempt" if data.get("phase") == "started" and data.get("resumed_from_step"):
-                return f"attempt {data.get('number')} goes on from step {data.get('resumed_from_step')}"
-            case "warning":
-                return f"warning: {data.get('message', data)}"
-        return None
-
-    def _prepare(self, data: dict[str, Any]) -> str:
-        self.total_steps = data.get("total_steps")
-        self.has_validation = "validation" in ((data.get("statistics") or {}).get("sets") or {})
-        lost = {"left out": data.get("dropped_rows"), "truncated": data.get("truncated_rows")}
-        more = "".join(f", {count} {what}" for what, count in lost.items() if count)
-        return f"prepared {data.get('rows')} rows, {data.get('trained_tokens')} tokens to learn from{more}"
-
-    def _keep(self, data: dict[str, Any]) -> str:
-        said = f"checkpoint {data.get('checkpoint')} at step {data.get('step')}"
-        loss = data.get("validation_loss")
-        if loss is None:
-            return said
-        better = self.best is None or loss < self.best
-        self.best = loss if better else self.best
-        return f"{said}, held-out loss {_number(loss, '.4f')}" + (" (best so far)" if better else "")
-
-    def _measure(self, event: Event) -> None:
-        data = event.data
-        self.step = data.get("step", self.step)
-        self.total_steps = data.get("total_steps") or self.total_steps
-        self.loss = data.get("loss")
-        self.tokens_per_second = _average(self.tokens_per_second, data.get("tokens_per_second"))
-        self.seconds_per_step = _average(self.seconds_per_step, data.get("step_seconds"))
-        if data.get("cost") is not None:
-            self.cost = Decimal(str(data["cost"]))
-
-    @property
-    def eta_seconds(self) -> float | None:
-        if self.total_steps is None or self.seconds_per_step is None:
-            return None
-        return max(0, self.total_steps - self.step) * self.seconds_per_step
-
-    def line(self) -> str:
-        """Loss, speed, time left, cost; before the first step, what it is doing."""
-        if not self.step:
-            first = self.state == "running" and self.has_validation and self.held_out_loss is None
-            return "evaluating before training" if first else ""
-        parts = [
-            f"loss {_number(self.loss, '.3f')}",
-            f"{_number(self.tokens_per_second, ',.0f')} tok/s",
-            f"ETA {_duration(self.eta_seconds)}",
-            f"${self.cost:.6f}" if self.cost < 1 else f"${self.cost:,.2f}",
-        ]
-        return "  ".join(parts)
 
 
 class JobProgress:
@@ -226,21 +136,3 @@ class TransferProgress:
 def _shares_the_screen() -> bool:
     """What is printed meanwhile goes above the bar; but only to a terminal, never what was meant for a file or pipe."""
     return sys.stdout is not None and sys.stdout.isatty()
-
-
-def _average(old: float | None, new: float | None) -> float | None:
-    if new is None:
-        return old
-    return new if old is None else old + _SMOOTH * (new - old)
-
-
-def _number(value: float | None, style: str) -> str:
-    return "–" if value is None else format(value, style)
-
-
-def _duration(seconds: float | None) -> str:
-    if seconds is None:
-        return "–"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

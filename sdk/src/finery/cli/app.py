@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from finery.cli import checkpoints, files, jobs, models, usage
+from finery.cli import checkpoints, environments, files, jobs, models, usage
 from finery.cli.output import err, print_error
 from finery.errors import ConfigurationError, FineryError, InvalidArgumentError
 
@@ -17,6 +17,7 @@ app = typer.Typer(
     help="Post-training jobs: upload data, train, watch, download. Reads FINERY_BASE_URL and FINERY_API_KEY.",
 )
 app.add_typer(files.app, name="files", help="Data sets.")
+app.add_typer(environments.app, name="environments", help="Prompts, and what rewards an answer.")
 app.add_typer(jobs.app, name="jobs", help="Training jobs.")
 app.add_typer(checkpoints.app, name="checkpoints", help="What jobs leave behind.")
 app.add_typer(models.app, name="models", help="Base models.")

@@ -25,14 +25,14 @@ def list_(
     if json:
         print_json(found)
         return
-    rows = ((c.id, c.job, c.step, _marks(c), _loss(c), c.kind, size(c.bytes), c.created_at) for c in found)
-    print_table(("id", "job", "step", "", "held-out loss", "kind", "size", "created"), rows)
+    rows = ((c.id, c.job, c.step, _marks(c), _held_out(c), c.kind, size(c.bytes), c.created_at) for c in found)
+    print_table(("id", "job", "step", "", "held-out", "kind", "size", "created"), rows)
 
 
 @app.command()
 def download(
     checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="Its id, or a job's id for its last one.")],
-    best: Annotated[bool, typer.Option("--best", help="Of a job: the one with the lowest held-out loss.")] = False,
+    best: Annotated[bool, typer.Option("--best", help="Of a job: the one that evaluated best.")] = False,
     to: Annotated[Path | None, typer.Option(file_okay=False, help="Folder; by default ./CHECKPOINT.")] = None,
     json: AsJson = False,
 ) -> None:
@@ -63,8 +63,10 @@ def _marks(checkpoint: Checkpoint) -> str:
     return " ".join(name for name, is_so in (("★ best", checkpoint.best), ("final", checkpoint.final)) if is_so)
 
 
-def _loss(checkpoint: Checkpoint) -> str | None:
-    return None if checkpoint.validation_loss is None else number(checkpoint.validation_loss)
+def _held_out(checkpoint: Checkpoint) -> str | None:
+    """`loss 3.25` or `reward 0.5`."""
+    known = (("loss", checkpoint.validation_loss), ("reward", checkpoint.validation_reward))
+    return next((f"{what} {number(value)}" for what, value in known if value is not None), None)
 
 
 def _find(finery: Finery, id_: str, best: bool) -> Checkpoint:

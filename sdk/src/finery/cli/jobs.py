@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
 from finery.cli import spec as specs
+from finery.cli.environments import Reward, of_job
 from finery.cli.files import Limit, file_id
 from finery.cli.output import AsJson, client, err, out, print_details, print_json, print_table, summary, text
-from finery.cli.report import print_job, steps
+from finery.cli.report import print_job, print_rollouts, steps
 from finery.cli.usage import Time
 from finery.client import Finery
 from finery.errors import FineryError, JobFailedError
 from finery.forward import SINKS, Sink
 from finery.progress import JobProgress
 from finery.types.jobs import Job
+from finery.types.rollouts import RolloutKind
 
 app = typer.Typer(no_args_is_help=True)
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="Its id.")]
@@ -37,11 +39,17 @@ Wait = Annotated[bool, typer.Option("--wait", help="Watch it to the end; exits w
 
 @app.command()
 def create(
-    method: Annotated[str | None, typer.Option(help="How to train: sft. Required, here or in --spec.")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="How to train: sft, dpo or rl. Required, here or in --spec.")
+    ] = None,
     model: Annotated[str | None, typer.Option(help="Base model, by name or id.")] = None,
     from_checkpoint: Annotated[str | None, typer.Option(help="Start here instead of at a base model.")] = None,
     file: Data = None,
     validation_file: Held = None,
+    environment: Annotated[
+        str | None, typer.Option(metavar="ENVIRONMENT", help="RL: an id, or the path of a spec as JSON.")
+    ] = None,
+    reward_file: Reward = None,
     name: Annotated[str | None, typer.Option(help="For people.")] = None,
     seed: Annotated[int | None, typer.Option()] = None,
     set: Set = None,  # noqa: A002 (the option's name)
@@ -53,6 +61,7 @@ def create(
     given = {"method": method, "model": model, "from_checkpoint": from_checkpoint, "name": name, "seed": seed}
     with client() as finery:
         body = _body(spec, {key: value for key, value in given.items() if value is not None}, set or [])
+        of_job(body, environment, reward_file)
         for field, source in (("training_file", file), ("validation_file", validation_file)):
             if source is not None:
                 body[field] = file_id(finery, source)
@@ -119,11 +128,29 @@ def resume(job: JobId, json: AsJson = False) -> None:
 
 
 @app.command()
+def rollouts(
+    job: JobId,
+    step: Annotated[int | None, typer.Option(help="Only this step.", min=0)] = None,
+    kind: Annotated[str, typer.Option(help="train, or eval.")] = "train",
+    limit: Limit = 20,
+    json: AsJson = False,
+) -> None:
+    """What an RL job sampled and how it was rewarded; oldest first, whole with --json."""
+    with client() as finery:
+        found = finery.jobs.rollouts(job, step, kind=cast(RolloutKind, kind), limit=min(limit, 100))
+        several = [one for one, _ in zip(found, range(limit), strict=False)]
+    if json:
+        print_json(several)
+    else:
+        print_rollouts(several)
+
+
+@app.command()
 def plot(
     jobs: Annotated[list[str], typer.Argument(metavar="JOB...", help="One job, or several to compare.")],
     to: Annotated[Path, typer.Option(dir_okay=False, help="Where to, .png or .svg.")] = Path("loss.png"),
 ) -> None:
-    """Draw losses, learning rate and best checkpoint."""
+    """Draw losses (of RL: rewards), learning rate and best checkpoint."""
     try:
         with client() as finery:
             finery.jobs.plot(*jobs, path=to)

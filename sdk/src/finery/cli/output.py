@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from decimal import Decimal
@@ -15,6 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from finery._visible import one_line
 from finery.client import Finery
 from finery.errors import APIError, AuthenticationError, FineryError, InternalServerError, JobFailedError, NotFoundError
 from finery.types.jobs import Event
@@ -23,7 +25,8 @@ from finery.types.money import plain
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 _ATTEMPT = ("attempt", "reason", "resumed_from_step")
-_METRICS = ("loss", "trained_tokens", "tokens_per_second", "learning_rate", "grad_norm", "cost")
+_METHODS = ("reward", "loss", "margin", "accuracy", "kl")
+_METRICS = (*_METHODS, "trained_tokens", "tokens_per_second", "learning_rate", "grad_norm", "cost")
 out = Console(soft_wrap=True)
 err = Console(stderr=True, soft_wrap=True)
 
@@ -92,20 +95,43 @@ def summary(event: Event) -> str:
             return f"step {data.get('step')}/{data.get('total_steps', '?')}  {_named(data, _METRICS)}"
         case "eval":
             when = "before training" if data.get("step") == 0 else f"step {data.get('step')}"
-            return f"{when}  held-out loss {number(data.get('loss'))}"
+            return f"{when}  {_evaluated(data)}"
         case "prepared":
             return _named(data, ("rows", "trained_tokens", "dropped_rows", "truncated_rows", "total_steps"))
         case "checkpoint":
-            loss = data.get("validation_loss")
             said = f"step {data.get('step')}  {data.get('checkpoint')}" + ("  final" if data.get("final") else "")
-            return said if loss is None else f"{said}  held-out loss {number(loss)}"
+            known = ((what, data.get(f"validation_{what}")) for what in ("loss", "reward"))
+            return said + "".join(f"  held-out {what} {number(value)}" for what, value in known if value is not None)
         case "attempt":
             said = _named({**data, "resumed_from_step": data.get("resumed_from_step") or None}, _ATTEMPT)
             return f"{data.get('number', '?')} {data.get('phase', '')}  {said}".rstrip()
         case "warning":
             return f"{data.get('message', data.get('code'))}"
+        case "rollout":
+            reward = f"reward {number(data.get('reward'))}" if data.get("failure") is None else failed(data["failure"])
+            return (
+                f"step {data.get('step')}  {reward}  {_shown(data.get('prompt'), 60)} → {_shown(data.get('text'), 80)}"
+            )
         case _:
             return _named(data, data)
+
+
+def _evaluated(data: dict[str, Any]) -> str:
+    """`held-out loss 3.94`, or for RL `held-out reward 0.5  reward_low 0.4  …`."""
+    if "reward" not in data:
+        return f"held-out loss {number(data.get('loss'))}  {_named(data, ('accuracy', 'margin'))}".rstrip()
+    bounds = ("reward_low", "reward_high", *(name for name in data if re.fullmatch(r"pass_at_\d+", name)))
+    return f"held-out reward {number(data['reward'])}  {_named(data, bounds)}".rstrip()
+
+
+def failed(failure: object) -> str:
+    """Why there is no reward: `no reward: timeout`."""
+    code = failure.get("code") if isinstance(failure, dict) else getattr(failure, "code", failure)
+    return f"no reward: {code}"
+
+
+def _shown(value: object, longest: int) -> str:
+    return one_line(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), longest)
 
 
 def _named(data: dict[str, Any], names: Iterable[str]) -> str:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 from rich.markup import escape
 
-from finery.cli.output import err, out, print_facts, print_json
+from finery._visible import one_line
+from finery.cli.output import err, failed, number, out, print_facts, print_json, print_table
 from finery.types.data import DataReport, SetReport
 from finery.types.data import Warning as DataWarning
 from finery.types.jobs import TERMINAL, Job
+from finery.types.rollouts import Rollout
 
 _LINES = 10  # line numbers that are shown
 _BAR = 30  # characters of the longest bar
@@ -30,6 +33,7 @@ def print_job(job: Job, as_json: bool) -> None:
             ("method", job.method),
             ("model", job.model),
             ("from", job.from_checkpoint),
+            ("environment", job.environment_id or (job.environment or {}).get("type")),
             ("state", state),
             ("why", job.error.message if job.error else job.message),
             ("step", steps(job)),
@@ -51,6 +55,20 @@ def print_job(job: Job, as_json: bool) -> None:
 def steps(job: Job) -> str:
     total = job.progress.total_steps
     return f"{job.progress.step}/{total if total is not None else '?'}"
+
+
+def print_rollouts(rollouts: Sequence[Rollout]) -> None:
+    """A line for each answer."""
+    columns = ("step", "prompt", "sample", "reward", "tokens", "end", "asked", "answer")
+    print_table(columns, map(_rollout, rollouts))
+
+
+def _rollout(one: Rollout) -> tuple[object, ...]:
+    last = one.messages[-1].get("content") if one.messages else one.prompt_text
+    asked = last if isinstance(last, str) else json.dumps(last, ensure_ascii=False)
+    reward = failed(one.failure) if one.failure is not None else None if one.reward is None else number(one.reward)
+    length = len(one.tokens)
+    return one.step, one.prompt, one.sample, reward, length, one.finish, one_line(asked, 40), one_line(one.text, 80)
 
 
 def print_warnings(data: DataReport) -> None:

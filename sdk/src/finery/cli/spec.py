@@ -1,4 +1,4 @@
-"""From options of `finery jobs create` to the body of the call. Nothing is validated here: the server decides."""
+"""From options of `create` commands to the body of the call. Nothing is validated here: the server decides."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from finery.types.methods import SftJobCreate
+from finery.types.methods import DpoJobCreate, RlJobCreate, SftJobCreate
+
+_FIELDS = frozenset(SftJobCreate.model_fields) | set(DpoJobCreate.model_fields) | set(RlJobCreate.model_fields)
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -21,13 +23,28 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def assign(spec: dict[str, Any], assignment: str) -> None:
-    """`learning_rate=3e-4` sets a hyper-parameter; `adapter.rank=8` or `export_merged=true` any other field."""
+    """For jobs: `learning_rate=3e-4` sets a hyper-parameter; `adapter.rank=8` or `seed=1` any other field."""
+    path, text = _parts(assignment)
+    is_hyper = len(path) == 1 and path[0] not in _FIELDS
+    _set(spec, ["hyperparameters", *path] if is_hyper else path, text, assignment)
+
+
+def put(spec: dict[str, Any], assignment: str) -> None:
+    """`seed=1` sets a field, `config.min_terms=2` one of an object."""
+    path, text = _parts(assignment)
+    _set(spec, path, text, assignment)
+
+
+def _parts(assignment: str) -> tuple[list[str], str]:
     name, equals, text = assignment.partition("=")
     path = name.strip().split(".")
     if not equals or not all(path):
         raise ValueError(f"expected name=value, found {assignment!r}")
-    is_hyper = len(path) == 1 and path[0] not in SftJobCreate.model_fields
-    *parents, leaf = ["hyperparameters", *path] if is_hyper else path
+    return path, text
+
+
+def _set(spec: dict[str, Any], path: list[str], text: str, assignment: str) -> None:
+    *parents, leaf = path
     place = spec
     for parent in parents:
         place = place.setdefault(parent, {})

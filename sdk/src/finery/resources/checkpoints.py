@@ -27,7 +27,10 @@ class Checkpoints:
         return self._transport.send(_calls.retrieve_checkpoint(checkpoint))
 
     def best(self, job: Job | str) -> Checkpoint:
-        """The one with the lowest validation loss so far. Raises `FineryError` if the job has none."""
+        """The one that evaluated best so far: by validation loss, or by held-out reward (RL).
+
+        Raises `FineryError` if the job has none.
+        """
         return self.retrieve(_best_of(self._transport.send(_calls.retrieve_job(job))))
 
     def delete(self, checkpoint: Checkpoint | str) -> None:
@@ -59,7 +62,10 @@ class AsyncCheckpoints:
         return await self._transport.send(_calls.retrieve_checkpoint(checkpoint))
 
     async def best(self, job: Job | str) -> Checkpoint:
-        """The one with the lowest validation loss so far. Raises `FineryError` if the job has none."""
+        """The one that evaluated best so far: by validation loss, or by held-out reward (RL).
+
+        Raises `FineryError` if the job has none.
+        """
         return await self.retrieve(_best_of(await self._transport.send(_calls.retrieve_job(job))))
 
     async def delete(self, checkpoint: Checkpoint | str) -> None:
@@ -85,6 +91,8 @@ def _files(found: Checkpoint, folder: str | os.PathLike[str], on_progress: Progr
 
 def _best_of(job: Job) -> str:
     if job.best_checkpoint is None:
-        why = "it has no validation file" if job.validation_file is None else f"none was evaluated yet ({job.state!s})"
+        held_out = job.hyperparameters.get("eval_prompts") if job.method == "rl" else job.validation_file
+        missing = "it holds no eval_prompts out" if job.method == "rl" else "it has no validation file"
+        why = f"none was evaluated yet ({job.state!s})" if held_out else missing
         raise FineryError(f"Job {job.id} has no best checkpoint: {why}. See checkpoints.list(job={job.id!r}).")
     return job.best_checkpoint
