@@ -1,0 +1,210 @@
+"""The updates of a step: log-probs of the policy and the reference, the loss, the optimizer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from finery.types.rl import RlHyperparameters
+from finery.types.rl_algorithms import ALGORITHMS
+from finery_gpu_workers.learner import Learner
+from finery_gpu_workers.losses.advantages import check_joined
+from finery_gpu_workers.losses.kl import kl_estimate, kl_reward
+from finery_gpu_workers.losses.policy import Counts, importance_weights, policy_terms, token_weights
+from finery_gpu_workers.methods.rl_sampling import Rollout
+from finery_gpu_workers.methods.rl_terms import UpdateTerms, compare, micro_batches, packed, update_terms
+
+Key = tuple[int, int]
+"""(group, sample)"""
+
+
+@dataclass
+class Sums:
+    """Of the trained tokens of a step; means are made of them at its end."""
+
+    tokens: int = 0
+    ratio: float = 0.0
+    clipped: int = 0
+    importance: float = 0.0
+    gap: float = 0.0
+    log_prob: float = 0.0
+    kl: float = 0.0
+
+    def means(self, *, reference: bool) -> dict[str, float]:
+        """By the names of metrics; nothing where nothing was trained."""
+        if not self.tokens:
+            return {}
+        sums = {
+            "ratio_mean": self.ratio,
+            "clip_fraction": self.clipped,
+            "importance_mean": self.importance,
+            "sampler_gap": self.gap,
+            "entropy": -self.log_prob,
+        }
+        return {name: total / self.tokens for name, total in (sums | ({"kl": self.kl} if reference else {})).items()}
+
+
+@dataclass
+class Updated:
+    """What the updates of one step did."""
+
+    updates: int = 0
+    """Optimizer steps."""
+    loss: float = 0.0
+    """Mean over them."""
+    grad_norm: float = 0.0
+    """Of the last one, before clipping."""
+    finite: bool = True
+    sums: Sums = field(default_factory=Sums)
+    computed_tokens: int = 0
+    """That went through the learner, prompts included."""
+
+
+@dataclass
+class Updater:
+    learner: Learner
+    hyper: RlHyperparameters
+    """With nothing left open."""
+    micro_batch_tokens: int
+    in_learner: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    @property
+    def uses_reference(self) -> bool:
+        return self.hyper.kl_coefficient > 0
+
+    def run(self, rollouts: Sequence[Rollout], learning_rate: Callable[[int], float]) -> Updated:
+        """All updates of a step over its kept groups; `learning_rate` is that of update 0, 1, …
+
+        Writes what was found into the rollouts. One update that is not finite ends them.
+        """
+        if self.uses_reference and self.hyper.kl_placement == "reward":
+            self._charge([one for one in rollouts if one.reward is not None])
+        compare(rollouts, self.hyper)
+        plan, done = update_terms(rollouts, self.hyper), Updated()
+        trained = [one for update in plan for one in update.trained]
+        old = self._log_probs(trained) if self.hyper.updates_per_step > 1 else {}
+        reference = self._reference(trained) if self.uses_reference and self.hyper.kl_placement == "loss" else {}
+        for number, update in enumerate(plan):
+            if update.trained:
+                self._update(update, old, reference, learning_rate(number), done)
+            if not done.finite:
+                break
+        done.loss /= max(1, done.updates)
+        return done
+
+    def _update(
+        self, update: UpdateTerms, old: dict[Key, Tensor], reference: dict[Key, Tensor], rate: float, done: Updated
+    ) -> None:
+        before, wanted = done.sums.tokens, sum(len(one.tokens) for one in update.trained)
+        for micro in micro_batches(update.trained, self.micro_batch_tokens):
+            batch, loss = packed(micro), _Loss(self.hyper, update.counts, micro, old, reference, done.sums)
+            with self.in_learner():
+                self.learner.forward_backward_with(batch, loss, self.hyper.temperature)
+            done.loss += loss.value
+            done.computed_tokens += len(batch.tokens)
+        if (found := done.sums.tokens - before) != wanted:
+            raise RuntimeError(f"trained tokens of an update: expected {wanted}, found {found}")
+        with self.in_learner():
+            stats = self.learner.optim_step(rate)
+        done.updates += 1
+        done.grad_norm, done.finite = stats.grad_norm, stats.finite
+        for one in update.trained:
+            one.trained = stats.finite
+
+    def _charge(self, graded: Sequence[Rollout]) -> None:
+        """Takes the divergence off rewards, as a part of them."""
+        policy, reference = self._log_probs(graded), self._reference(graded)
+        for one in graded:
+            key, lengths = (one.group, one.sample), [len(one.tokens)]
+            (found,) = kl_reward(policy[key], reference[key], self.hyper.kl_estimator, lengths)
+            one.parts["kl"] = -self.hyper.kl_coefficient * found
+
+    def _reference(self, rollouts: Sequence[Rollout]) -> dict[Key, Tensor]:
+        if not rollouts:
+            return {}
+        with self.learner.reference():
+            return self._log_probs(rollouts)
+
+    def _log_probs(self, rollouts: Sequence[Rollout]) -> dict[Key, Tensor]:
+        """Of every rollout's tokens, in micro-batches as updates have them."""
+        found: list[Tensor] = []
+        for micro in micro_batches(rollouts, self.micro_batch_tokens):
+            batch = packed(micro)
+            with self.in_learner():
+                whole = self.learner.log_probs(batch, self.hyper.temperature)
+            found += whole.split([len(one.tokens) for one in micro])
+        keys = [(one.group, one.sample) for one in rollouts]
+        check_joined(keys, log_probs=found)
+        return dict(zip(keys, found, strict=True))
+
+
+class _Loss:
+    """The loss of one micro-batch: a function of its log-probs. Adds up what metrics are made of."""
+
+    def __init__(
+        self,
+        hyper: RlHyperparameters,
+        counts: Counts,
+        rollouts: Sequence[Rollout],
+        old: dict[Key, Tensor],
+        reference: dict[Key, Tensor],
+        sums: Sums,
+    ) -> None:
+        assert hyper.loss_normalization is not None
+        keys = [(one.group, one.sample) for one in rollouts]
+        self._hyper = hyper
+        self._sums = sums
+        self._lengths = [len(one.tokens) for one in rollouts]
+        self._weights = token_weights(self._lengths, hyper.loss_normalization, counts)
+        self._old = torch.cat([old[key] for key in keys]) if old else None
+        self._reference = torch.cat([reference[key] for key in keys]) if reference else None
+        self._sampled = torch.tensor([value for one in rollouts for value in _sampled(one)])
+        values = torch.tensor([one.advantage for one in rollouts])
+        self._advantages = values.repeat_interleave(torch.tensor(self._lengths))
+        self.value = math.nan
+
+    def __call__(self, log_probs: Tensor) -> Tensor:
+        hyper, device = self._hyper, log_probs.device
+        assert hyper.clip_low is not None
+        assert hyper.clip_high is not None
+        # With one update the policy is still the one that sampled: every ratio is 1.
+        old = log_probs.detach() if self._old is None else self._old.to(device)
+        sampled = self._sampled.to(device)
+        terms = policy_terms(
+            log_probs,
+            old,
+            self._advantages.to(device),
+            self._lengths,
+            ratio=ALGORITHMS[hyper.algorithm].ratio,
+            clip_low=hyper.clip_low,
+            clip_high=hyper.clip_high,
+        )
+        importance = importance_weights(old, sampled, hyper.importance_cap)
+        losses = importance * terms.losses
+        if self._reference is not None:
+            kl = kl_estimate(log_probs, self._reference.to(device), hyper.kl_estimator)
+            losses = losses + hyper.kl_coefficient * kl
+            self._sums.kl += float(kl.detach().sum())
+        sums = self._sums
+        sums.tokens += len(log_probs)
+        sums.ratio += float(terms.ratios.sum())
+        sums.clipped += int(terms.clipped.sum())
+        sums.importance += float(importance.sum())
+        sums.gap += float((old - sampled).abs().sum())
+        sums.log_prob += float(log_probs.detach().sum())
+        loss = (self._weights.to(device) * losses).sum()
+        self.value = float(loss.detach())
+        return loss.float()
+
+
+def _sampled(one: Rollout) -> list[float]:
+    """The sampler's log-probs."""
+    assert one.completion is not None
+    if len(one.completion.log_probs) != len(one.tokens):
+        raise RuntimeError(f"expected a log-prob for each of {len(one.tokens)} tokens, found others")
+    return one.completion.log_probs
