@@ -38,6 +38,8 @@ class Pairs:
         """[pairs], tokens of prompt (once), chosen and rejected answer"""
         self.trained: NDArray[np.int64] = samples.trained.reshape(-1, 2).sum(axis=1)
         """[pairs], targets of both answers"""
+        self.chosen_trained: NDArray[np.int64] = samples.trained[::2]
+        """[pairs], targets of the chosen answer"""
 
     def __len__(self) -> int:
         return len(self.lengths)
