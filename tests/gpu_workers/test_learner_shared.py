@@ -183,5 +183,5 @@ def test_what_a_batch_says_of_parents_is_checked() -> None:
     weights[0] = 1.0
     with pytest.raises(ValueError, match="in a parent"):
         PackedBatch(*parts, weights, good.lengths, good.parents)
-    with pytest.raises(ValueError, match="at least one token"):
-        pack_shared([SharedRows([], [([4], [1.0])])])
+    bare = pack_shared([SharedRows([], [([4, 5], [1.0, 1.0]), ([6], [1.0])])])
+    assert (bare.parents, bare.lengths, bare.scored_counts) == ((), (2, 1), (1, 0))

@@ -99,7 +99,7 @@ class SharedRows:
     """Answers to one prompt."""
 
     prompt: ArrayLike
-    """Token ids, at least one."""
+    """Token ids. Without any, the first token of an answer has nothing before it and is no target."""
     answers: Sequence[tuple[ArrayLike, ArrayLike]]
     """(tokens, loss weight of each token)"""
 
@@ -115,21 +115,18 @@ def pack(rows: Sequence[tuple[ArrayLike, ArrayLike]]) -> PackedBatch:
 def pack_shared(groups: Sequence[SharedRows]) -> PackedBatch:
     """Every prompt once. Its last token begins each of its answers, so that it can predict their first ones.
 
-    A prompt of one token is not shared.
+    A prompt of one token, or of none, is not shared.
     """
     rows: list[tuple[ArrayLike, ArrayLike]] = []
     parents: list[int] = []
     for group in groups:
-        prompt = np.asarray(group.prompt, dtype=np.int64)
-        if not len(prompt):
-            raise ValueError("prompt: expected at least one token, found none")
-        parent = -1
+        prompt, parent = np.asarray(group.prompt, dtype=np.int64), -1
         if len(prompt) > 1 and group.answers:
             parent = len(rows)
             rows.append((prompt[:-1], np.zeros(len(prompt) - 1, dtype=np.float32)))
             parents.append(-1)
         for tokens, weights in group.answers:
-            rows.append((np.append(prompt[-1:], tokens), np.append(np.float32(0), weights)))
+            rows.append((np.append(prompt[-1:], tokens), np.append(np.zeros(len(prompt[-1:]), np.float32), weights)))
             parents.append(parent)
     return _packed(rows, tuple(parents))
 

@@ -190,6 +190,10 @@ class Learner:
         """Remembers what is trained as it is now: the starting point, before anything of a resume is restored."""
         self._reference = self._parameters.values.clone()
 
+    def drop_reference(self) -> None:
+        """Frees what `keep_reference` kept."""
+        self._reference = None
+
     @contextmanager
     def reference(self) -> Iterator[None]:
         """Inside, the model computes as when `keep_reference` was called; afterwards as before; exactly, both.
