@@ -61,9 +61,10 @@ async def test_a_validation_loss_is_kept_and_told(worker: Worker, system_engine:
     with_loss = await worker.publish(1, validation_loss=0.0)
     without = await worker.publish(2)
     told = [event.data for event in await control.events(system_engine, worker.attempt.job_id, "checkpoint")]
+    head = {"final": False, "validation_reward": None}
     assert told == [
-        {"checkpoint": with_loss.checkpoint_id, "step": 1, "final": False, "validation_loss": 0.0},
-        {"checkpoint": without.checkpoint_id, "step": 2, "final": False, "validation_loss": None},
+        {"checkpoint": with_loss.checkpoint_id, "step": 1, "validation_loss": 0.0, **head},
+        {"checkpoint": without.checkpoint_id, "step": 2, "validation_loss": None, **head},
     ]
     async with transaction(system_engine) as session:
         row = await session.get_one(CheckpointRow, (worker.attempt.tenant_id, with_loss.checkpoint_id))

@@ -53,6 +53,14 @@ async def events(engine: AsyncEngine, job: str, type_: str | None = None) -> lis
         return [event for event in (await session.exec(statement)).all() if type_ in (None, event.type)]
 
 
+async def billed(engine: AsyncEngine, job: str) -> dict[str, list[tuple[str, str, int]]]:
+    """State -> sorted (SKU, unit, quantity)."""
+    async with transaction(engine) as session:
+        rows = (await session.exec(select(UsageRecordRow).where(UsageRecordRow.job_id == job))).all()
+    states = sorted({row.state for row in rows})
+    return {state: sorted((row.sku, row.unit, row.quantity) for row in rows if row.state == state) for state in states}
+
+
 async def usage(engine: AsyncEngine, job: str) -> list[tuple[str, str, int]]:
     """(unit, state, quantity) in order of recording."""
     async with transaction(engine) as session:
@@ -117,6 +125,12 @@ class Worker:
         request = pb.ReportPreviewRequest(**self._who, rows_json=rows_json, warnings_json=warnings_json)
         return await self._stub.ReportPreview(request, metadata=self._metadata)
 
+    async def graded(self, answers_json: str = "", prompts_json: str = "", count: int = 20) -> pb.Orders:
+        request = pb.ReportEnvironmentRunRequest(
+            **self._who, answers_json=answers_json, prompts_json=prompts_json, prompt_count=count
+        )
+        return await self._stub.ReportEnvironmentRun(request, metadata=self._metadata)
+
     async def commit(self, *steps: pb.Step) -> pb.Orders:
         return await self._stub.CommitSteps(pb.CommitStepsRequest(**self._who, steps=steps), metadata=self._metadata)
 
@@ -168,6 +182,55 @@ def step(number: int, tokens: int = 100, *, loss: float = 2.5, evaluation: float
         made.evaluation.CopyFrom(pb.Evaluation(loss=evaluation, tokens=7))
         made.usage.append(pb.Usage(sku="eval.sft", unit=f"eval:{number}", quantity=7))
     return made
+
+
+def dpo_step(number: int, tokens: int = 100, *, evaluation: float | None = None, **results: float) -> pb.Step:
+    """A step as the DPO loop reports it; `results` are those of its evaluation, next to the loss."""
+    usage = [] if number == 0 else [pb.Usage(sku="train.dpo", unit=f"step:{number}", quantity=tokens)]
+    made = pb.Step(step=number, usage=usage)
+    if number > 0:
+        made.metrics.update({"loss": 0.69, "margin": 0.1, "accuracy": 0.75, "trained_tokens": tokens})
+    if evaluation is not None:
+        made.evaluation.CopyFrom(pb.Evaluation(loss=evaluation, tokens=7, metrics=results))
+        made.usage.append(pb.Usage(sku="eval.dpo", unit=f"eval:{number}", quantity=7))
+    return made
+
+
+RL_USAGE = {
+    "train.rl": 100,
+    "rollout.prefill": 40,
+    "rollout.prefill_cached": 280,
+    "rollout.generated": 120,
+    "reward.cpu_seconds": 3,
+    "reward.llm_input": 50,
+    "reward.llm_output": 5,
+}
+"""Of one step."""
+
+
+def rl_step(
+    number: int, *, reward: float = 0.5, evaluation: float | None = None, prefix: str | None = None, **values: Any
+) -> pb.Step:
+    """A step as the RL loop reports it; `evaluation` is a reward; with `prefix` (the attempt's) its rollouts are kept
+    below it. `values` are fields of the step."""
+    made = pb.Step(step=number, **values)
+    if number > 0:
+        made.metrics.update({"reward": reward, "kl": 0.01, "trained_tokens": RL_USAGE["train.rl"]})
+        made.usage.extend(pb.Usage(sku=sku, unit=f"step:{number}", quantity=count) for sku, count in RL_USAGE.items())
+        if prefix is not None:
+            made.rollouts.CopyFrom(rollout_file(f"{prefix}rollouts/train-{number:08d}.jsonl"))
+    if evaluation is not None:
+        results = {"reward": evaluation, "reward_low": evaluation - 0.1, "reward_high": evaluation + 0.1}
+        made.evaluation.CopyFrom(pb.Evaluation(tokens=9, metrics=results))
+        made.usage.append(pb.Usage(sku="eval.rl", unit=f"eval:{number}", quantity=9))
+        made.usage.append(pb.Usage(sku="reward.cpu_seconds", unit=f"eval:{number}", quantity=1))
+        if prefix is not None:
+            made.evaluation_rollouts.CopyFrom(rollout_file(f"{prefix}rollouts/eval-{number:08d}.jsonl"))
+    return made
+
+
+def rollout_file(key: str, **values: Any) -> pb.RolloutFile:
+    return pb.RolloutFile(**{"key": key, "sha256": SHA, "bytes": 10, "count": 2, **values})
 
 
 async def refused(call: object, code: grpc.StatusCode, message: str | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any, Protocol
 
 import grpc
 import pytest
@@ -29,6 +30,29 @@ async def worker(channel: grpc.aio.Channel, system_engine: AsyncEngine, clock: F
         system_engine, tenant, now=clock(), state="starting", fence=1, total_steps=4, prepared_prefix="p/"
     )
     return Worker(channel, await factories.attempt(system_engine, job, now=clock(), state="starting"))
+
+
+class Launched(Protocol):
+    async def __call__(self, method: str, kind: str = "train", *, job_kind: str = "job", **values: Any) -> Worker: ...
+
+
+@pytest.fixture
+def launched(channel: grpc.aio.Channel, system_engine: AsyncEngine, clock: FakeClock) -> Launched:
+    """Launches an attempt (fence 1) of a job of a method, of 4 steps, before Begin; `values` as of `factories.job`."""
+
+    async def launch(method: str, kind: str = "train", *, job_kind: str = "job", **values: Any) -> Worker:
+        tenant = await factories.tenant(system_engine, now=clock())
+        given: dict[str, Any] = {
+            "state": "validating" if kind == "prepare" else "starting",
+            "kind": job_kind,
+            "fence": 1,
+            "total_steps": 4,
+        }
+        job = await factories.job(system_engine, tenant, now=clock(), method=method, **{**given, **values})
+        attempt = await factories.attempt(system_engine, job, now=clock(), state="starting", kind=kind)
+        return Worker(channel, attempt)
+
+    return launch
 
 
 @pytest_asyncio.fixture

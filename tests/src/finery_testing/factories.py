@@ -15,8 +15,9 @@ from typing import Any
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlmodel import SQLModel
 
+from finery.types.environments import ReasoningGymEnvironment
 from finery.types.ids import new_id
-from finery.types.methods import SftJobCreate
+from finery.types.methods import DpoJobCreate, JobCreate, RlJobCreate, SftJobCreate
 from finery_service.auth.secrets import digest, new_secret, shown_prefix
 from finery_service.clock import milliseconds
 from finery_service.db.engine import transaction
@@ -96,22 +97,48 @@ async def file(engine: AsyncEngine, tenant: Tenant, *, now: datetime, **values: 
     return row
 
 
+GYM = ReasoningGymEnvironment(type="reasoning_gym", task="chain_sum")
+_FORMATS = {"sft": "chat", "dpo": "preference"}
+
+
+def spec(method: str, training_file: str | None) -> JobCreate:
+    """The smallest of its method; RL is in an environment that makes its prompts."""
+    if method == "rl":
+        return RlJobCreate(method="rl", model=MODEL_NAME, environment=GYM)
+    assert training_file is not None
+    if method == "dpo":
+        return DpoJobCreate(method="dpo", model=MODEL_NAME, training_file=training_file)
+    return SftJobCreate(method="sft", model=MODEL_NAME, training_file=training_file)
+
+
 async def job(
-    engine: AsyncEngine, tenant: Tenant, *, now: datetime, training_file: FileRow | None = None, **values: Any
+    engine: AsyncEngine,
+    tenant: Tenant,
+    *,
+    now: datetime,
+    method: str = "sft",
+    training_file: FileRow | None = None,
+    hyperparameters: dict[str, Any] | None = None,
+    **values: Any,
 ) -> JobRow:
-    """A job row and its head (no event yet); `values` override columns. A file is made unless one is given."""
-    training_file = training_file or await file(engine, tenant, now=now)
-    spec = SftJobCreate(method="sft", model=MODEL_NAME, training_file=training_file.id)
+    """A job row and its head (no event yet); `values` override columns, `hyperparameters` those of the spec. A file is
+    made unless one is given, or the method needs none."""
+    if training_file is None and method in _FORMATS:
+        training_file = await file(engine, tenant, now=now, format=_FORMATS[method])
+    file_id = training_file.id if training_file else None
+    asked = spec(method, file_id).model_dump(mode="json")
+    asked["hyperparameters"].update(hyperparameters or {})
     state = values.get("state", "queued")
     defaults: dict[str, Any] = {
         "tenant_id": tenant.id,
         "id": new_id("job", milliseconds(now)),
         "project_id": tenant.project_id,
-        "method": "sft",
+        "method": method,
         "model_id": MODEL_ID,
-        "training_file_id": training_file.id,
+        "training_file_id": file_id,
+        "environment": GYM.model_dump(mode="json") if method == "rl" else None,
         "price_book_id": PRICE_BOOK_ID,
-        "spec": spec.model_dump(mode="json"),
+        "spec": asked,
         "priority": "normal",
         "accelerators": 1,
         "state": state,

@@ -54,7 +54,6 @@ class OneOf(Generic[B]):
         message = f"{self.field}: expected one of {', '.join(map(repr, self.kinds))}, found {told}."
         raise ServiceError(400, code, message, param=self.field)
 
-
     def with_field(self, name: str) -> list[str]:
         """The tags of the kinds that have a field of this dotted name."""
         return [tag for tag, kind in self.kinds.items() if has(kind, name)]

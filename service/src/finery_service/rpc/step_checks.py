@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 
 from finery.types.usage import Sku
 from finery_protos.v1 import worker_pb2 as pb
-from finery_service.jobs.tables import JobRow
 from finery_service.rpc import checks
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
@@ -46,20 +45,20 @@ def check(steps: Sequence[pb.Step]) -> None:
         _check_notices(step, f"{where}.notices")
 
 
-def check_against_job(steps: Sequence[pb.Step], job: JobRow, prefix: str) -> None:
+def check_against_job(steps: Sequence[pb.Step], method: str, prefix: str) -> None:
     """`prefix`: where the attempt may write."""
-    skus = _SKUS[job.method]
+    skus = _SKUS[method]
     for index, step in enumerate(steps):
         where = f"steps[{index}]"
         for usage in step.usage:
             if usage.sku not in skus:
                 checks.invalid(f"{where}.usage.sku: expected one of {', '.join(skus)}, found {usage.sku[:80]!r}")
-        if step.HasField("evaluation") and step.evaluation.HasField("loss") != (job.method != "rl"):
-            expected = "none of an RL job" if job.method == "rl" else "one"
+        if step.HasField("evaluation") and step.evaluation.HasField("loss") != (method != "rl"):
+            expected = "none of an RL job" if method == "rl" else "one"
             checks.invalid(f"{where}.evaluation.loss: expected {expected}")
         for name in ("rollouts", "evaluation_rollouts"):
             if step.HasField(name):
-                _check_rollouts(getattr(step, name), job, prefix, f"{where}.{name}")
+                _check_rollouts(getattr(step, name), method, prefix, f"{where}.{name}")
 
 
 def _check_names(names: Iterable[str], ours: frozenset[str], where: str) -> None:
@@ -113,9 +112,9 @@ def _check_notices(step: pb.Step, where: str) -> None:
             checks.invalid(f"{where}[{index}].data_json: expected a warning with code and message")
 
 
-def _check_rollouts(file: pb.RolloutFile, job: JobRow, prefix: str, where: str) -> None:
-    if job.method != "rl":
-        checks.invalid(f"{where}: expected none, as job {job.id} is no RL job")
+def _check_rollouts(file: pb.RolloutFile, method: str, prefix: str, where: str) -> None:
+    if method != "rl":
+        checks.invalid(f"{where}: expected none, as the job is no RL job")
     checks.key_below(file.key, prefix, f"{where}.key")
     checks.sha256(file.sha256, f"{where}.sha256")
     for name in ("bytes", "count"):

@@ -28,7 +28,7 @@ async def commit_steps(call: Call, request: pb.CommitStepsRequest) -> pb.Orders:
     step_checks.check(request.steps)
     job, attempt = await fence.find(call, request.attempt_id, request.fence)
     fence.must_run(job, attempt, "train")
-    step_checks.check_against_job(request.steps, job, output_prefix(attempt))
+    step_checks.check_against_job(request.steps, job.method, output_prefix(attempt))
     # Step 0 moves no counter: what of it is recorded already is passed over row by row.
     fresh = [step for step in request.steps if step.step > attempt.step or step.step == attempt.step == 0]
     if fresh:
