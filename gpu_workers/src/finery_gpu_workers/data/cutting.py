@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -12,6 +13,8 @@ from finery_gpu_workers.data.chat import RowError
 from finery_gpu_workers.data.tokens import TokenRow
 
 NO_TRAINABLE_TOKENS, TOO_LONG, IDENTICAL = "no_trainable_tokens", "too_long", "identical_answers"
+
+Kind = Literal["row", "pair", "prompt"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,19 @@ class Cutter:
                 raise _too_long(length, self.max_length)
             kept = _joined(row, *self.keeps(row))
         return kept if kept.trained else NO_TRAINABLE_TOKENS
+
+    def cut_all(self, rows: Sequence[TokenRow], kind: Kind) -> list[TokenRow | str]:
+        """All samples of a row, as `cut` does; a prompt is never cut, but left out."""
+        if kind == "prompt":
+            return [TOO_LONG if len(row.tokens) > self.max_length else row for row in rows]
+        if kind == "pair":
+            kept = self.cut_pair(rows)
+            return [kept] * 2 if isinstance(kept, str) else [*kept]
+        return [self.cut(row) for row in rows]
+
+    def keeps_all(self, rows: Sequence[TokenRow], kind: Kind) -> list[tuple[slice, slice]]:
+        """The two runs of tokens that are left of each sample, where they are cut."""
+        return self.keeps_pair(rows) if kind == "pair" else [self.keeps(row) for row in rows]
 
     def cut_pair(self, rows: Sequence[TokenRow]) -> list[TokenRow] | str:
         """Both sides of a pair, cut so that their prompts stay the same, or why the pair is left out.

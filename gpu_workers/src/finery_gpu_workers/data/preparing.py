@@ -14,7 +14,7 @@ from finery.types import data as types
 from finery.types.data import SetReport
 from finery.types.errors import Problem
 from finery_gpu_workers.data.chat import RowError
-from finery_gpu_workers.data.cutting import TOO_LONG, Cutter
+from finery_gpu_workers.data.cutting import Cutter
 from finery_gpu_workers.data.overlap import Overlap, Repeats
 from finery_gpu_workers.data.prepared import SetWriter
 from finery_gpu_workers.data.prompts import ItemWriter
@@ -84,7 +84,7 @@ class Preparing:
         return problems
 
     def _row(self, rendering: Rendering, writer: SetWriter, statistics: SetStatistics) -> None:
-        kept = cut(rendering, self.cutter)
+        kept = self.cutter.cut_all(rendering.tokens, rendering.kind)
         for sample in kept:
             if not isinstance(sample, str):
                 writer.add(sample, rendering.line)
@@ -116,6 +116,8 @@ class Preparing:
             count(rendering, [kept], self.renderer, statistics)
             if isinstance(kept, str):
                 continue
+            if not writer.samples:
+                self.renderer.note_end_of_turn(rendering.row)
             repeats.add([kept], rendering.line)
             writer.add(kept, rendering.line)
             items.add(place, rendering.row)
@@ -127,9 +129,9 @@ class Preparing:
         return problems
 
     def _kept(self, rendering: Rendering, statistics: SetStatistics, *, is_held_out: bool) -> TokenRow | str:
-        (prompt,) = rendering.tokens
-        if len(prompt.tokens) > self.cutter.max_length:
-            return TOO_LONG
+        (prompt,) = self.cutter.cut_all(rendering.tokens, "prompt")
+        if isinstance(prompt, str):
+            return prompt
         if self.overlap.codes([prompt]) and not is_held_out:
             statistics.note("prompt_held_out", rendering.line)
             return IN_HELD_OUT
@@ -158,14 +160,6 @@ class Preparing:
 
 def count_rows(upload: Upload) -> int:
     return parquet.count(upload.path) if upload.encoding == "parquet" else lines.count(upload.path)
-
-
-def cut(rendering: Rendering, cutter: Cutter) -> Sequence[TokenRow | str]:
-    """What is left of each sample, or why it is left out. Raises RowError `row_too_long`."""
-    if not rendering.is_pair:
-        return [cutter.cut(row) for row in rendering.tokens]
-    kept = cutter.cut_pair(rendering.tokens)
-    return [kept, kept] if isinstance(kept, str) else kept
 
 
 def count(rendering: Rendering, kept: Sequence[TokenRow | str], renderer: Renderer, statistics: SetStatistics) -> None:

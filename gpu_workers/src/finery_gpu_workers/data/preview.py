@@ -9,30 +9,38 @@ from finery.types.previews import PreviewRow, PreviewToken
 from finery_gpu_workers.data.chat import RowError
 from finery_gpu_workers.data.cutting import Cutter
 from finery_gpu_workers.data.rendering import Rendering
-from finery_gpu_workers.data.samples import Plain, Sample
+from finery_gpu_workers.data.samples import Plain, Prompted, Sample
 from finery_gpu_workers.data.tokens import RowTokenizer, TokenRow
 
 
 def preview_rows(rendering: Rendering, tokenizer: RowTokenizer, cutter: Cutter) -> Iterator[PreviewRow]:
-    """One for the row, or one for each of its turns where it is unrolled."""
+    """One for the row; or one for each of its turns where it is unrolled, or for each answer of a pair."""
     if rendering.problem:
         yield PreviewRow(line=rendering.line, problem=rendering.problem)
         return
-    for sample, row in zip(rendering.samples, rendering.tokens, strict=True):
-        yield _preview_row(rendering.line, sample, row, tokenizer, cutter)
+    rows, kind = rendering.tokens, rendering.kind
+    groups = [rows] if kind == "pair" else [[row] for row in rows]
+    samples = iter(rendering.samples)
+    for group in groups:
+        shown = [next(samples) for _ in group]
+        try:
+            kept = cutter.cut_all(group, kind)
+        except RowError as error:
+            yield PreviewRow(line=rendering.line, problem=error.problem(rendering.line))
+            continue
+        for sample, row, left, keeps in zip(shown, group, kept, cutter.keeps_all(group, kind), strict=True):
+            yield _preview_row(rendering.line, _texts(sample, row, tokenizer), row, left, keeps)
 
 
-def _preview_row(line: int, sample: Sample, row: TokenRow, tokenizer: RowTokenizer, cutter: Cutter) -> PreviewRow:
-    try:
-        kept = cutter.cut(row)
-    except RowError as error:
-        return PreviewRow(line=line, problem=error.problem(line))
+def _preview_row(
+    line: int, texts: list[str], row: TokenRow, kept: TokenRow | str, keeps: tuple[slice, slice]
+) -> PreviewRow:
+    """`texts`: of the tokens of the uncut row; `keeps`: those that are left, where it is cut."""
     if isinstance(kept, str):
         return PreviewRow(line=line, dropped=kept)
-    texts = _texts(sample, row, tokenizer)
     truncated = len(kept.tokens) < len(row.tokens)
     if truncated:
-        head, rest = cutter.keeps(row)
+        head, rest = keeps
         texts = texts[head] + texts[rest]
     shown = zip(kept.tokens.tolist(), texts, kept.mask.tolist(), strict=True)
     tokens = tuple(PreviewToken(id=id_, text=text, trained=bool(trained)) for id_, text, trained in shown)
@@ -49,7 +57,9 @@ def _texts(sample: Sample, row: TokenRow, tokenizer: RowTokenizer) -> list[str]:
     if isinstance(sample, Plain):
         before, behind = ([tokenizer.decode([id_]) for id_ in ids] for ids in tokenizer.around(encoding.ids))
         return [*before, *texts, *behind]
-    return texts
+    if isinstance(sample, Prompted) and sample.is_text:
+        texts = [*(tokenizer.decode([id_]) for id_ in tokenizer.around(encoding.ids)[0]), *texts]
+    return texts[: len(row.tokens)]  # of a pair, what follows an answer is left out
 
 
 def _pieces(text: str, offsets: Sequence[tuple[int, int]]) -> list[str]:

@@ -22,7 +22,7 @@ from finery.types.data import DataReport
 from finery_gpu_workers.data.chat import RowError, template_sha256
 from finery_gpu_workers.data.cutting import Cutter
 from finery_gpu_workers.data.prepared import INDEX
-from finery_gpu_workers.data.preparing import Preparing, count, cut
+from finery_gpu_workers.data.preparing import Preparing, count
 from finery_gpu_workers.data.preview import preview_rows
 from finery_gpu_workers.data.reading import read_rows
 from finery_gpu_workers.data.rendering import Phase, Renderer
@@ -89,7 +89,7 @@ def _preview(request: Request, look: Look, renderer: Renderer, cutter: Cutter, p
             shown.append(row.model_dump(mode="json"))
         if rendering.problem is None:
             with suppress(RowError):  # shown at the row
-                count(rendering, cut(rendering, cutter), renderer, statistics)
+                count(rendering, cutter.cut_all(rendering.tokens, rendering.kind), renderer, statistics)
     warnings = [warning.model_dump(mode="json") for warning in statistics.warnings("file")]
     return {"rows": shown, "warnings": warnings}
 

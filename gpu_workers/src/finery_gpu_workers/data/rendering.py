@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import IntEnum
 from pathlib import Path
 
-from finery.data.rows import PreferenceRow, Row, TokensRow
+from finery.data.rows import ChatRow, PreferenceRow, PromptRow, Row, TokensRow
 from finery.types.errors import Problem
 from finery.types.files import FileFormat
 from finery.types.methods import TrainOn
 from finery_gpu_workers.data.chat import RowError, Template
+from finery_gpu_workers.data.cutting import Kind
 from finery_gpu_workers.data.given import special_in
 from finery_gpu_workers.data.pairs import pair_up
 from finery_gpu_workers.data.reasoning import CLOSE, OPEN
@@ -45,8 +47,11 @@ class Rendering:
     """Why the row cannot be used; then there may be no samples."""
 
     @property
-    def is_pair(self) -> bool:
-        return isinstance(self.row, PreferenceRow)
+    def kind(self) -> Kind:
+        """What its samples are."""
+        if isinstance(self.row, PreferenceRow):
+            return "pair"
+        return "prompt" if isinstance(self.row, PromptRow) else "row"
 
     def refuse(self, error: RowError) -> None:
         self.problem, self.samples, self.tokens = error.problem(self.line), [], []
@@ -121,6 +126,14 @@ class Renderer:
             found.refuse(error)
         return found
 
+    def note_end_of_turn(self, row: PromptRow) -> None:
+        """Notes what ends the answer to a prompt, where the template shows it: answers are sampled, not rendered."""
+        if self.template is None or row.text is not None:
+            return
+        answered = ChatRow((*row.messages, {"role": "assistant", "content": "x"}), row.tools)
+        with suppress(RowError):
+            self.tokenizer.rows(list(samples_of(self.template, answered, "last")))
+
     def special_in_content(self, rendering: Rendering) -> set[str]:
         """Special tokens that the row's own texts hold, so that the model reads them as such; reasoning's tags may."""
         if rendering.row is None:
@@ -141,7 +154,7 @@ class Renderer:
         return chunk
 
     def _pair_up(self, rendering: Rendering) -> None:
-        if rendering.is_pair and rendering.tokens:
+        if rendering.kind == "pair" and rendering.tokens:
             try:
                 rendering.tokens = pair_up(rendering.tokens)
             except RowError as error:

@@ -17,7 +17,6 @@ from finery_gpu_workers.data.rendering import Phase
 RESULT = "result.json"
 PROGRESS = "progress"
 PARAMS = {"train": "training_file", "validation": "validation_file"}
-PROMPT_PARAMS = {"train": "environment.file", "validation": "environment.held_out_file"}
 """The fields of a job that name its files."""
 
 
@@ -40,6 +39,8 @@ class Request(BaseModel):
     """Rows of the model's embedding, those of added tokens included."""
     files: dict[str, Upload]
     """Uploaded files by the name of their set."""
+    params: dict[str, str] = PARAMS
+    """What the rows of a set are called in an error, by its name."""
     output: Path
     method: Literal["sft", "dpo", "rl"] | None = None
     """None: a preview, which shows rows of every format."""
@@ -52,13 +53,6 @@ class Request(BaseModel):
     now: datetime
     parent: int
     """Its pid: this process must not outlive it."""
-
-    @property
-    def params(self) -> dict[str, str]:
-        """What the files are called in an error, by the name of their set."""
-        if self.method != "rl":
-            return PARAMS
-        return PROMPT_PARAMS if "validation" in self.files else dict.fromkeys(PROMPT_PARAMS, PROMPT_PARAMS["train"])
 
 
 class Progress:

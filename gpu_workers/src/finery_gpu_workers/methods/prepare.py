@@ -24,7 +24,7 @@ from finery_gpu_workers.data.chat import template_sha256
 from finery_gpu_workers.data.cutting import NO_TRAINABLE_TOKENS, TOO_LONG
 from finery_gpu_workers.data.packing import Plan
 from finery_gpu_workers.data.preference import Pairs
-from finery_gpu_workers.data.request import Request, Upload
+from finery_gpu_workers.data.request import PARAMS, Request, Upload
 from finery_gpu_workers.data.tokens import tokenizer_sha256
 from finery_gpu_workers.errors import WorkerError
 from finery_gpu_workers.methods.rendering_child import Limits, refused, run_child
@@ -66,11 +66,13 @@ def request_of(work: Work, now: datetime, **settings: Any) -> Request:
     check_bases(work)
     output = work.folder / "prepared"
     output.mkdir()
+    files = _files(work, settings.get("held_out"))
     return Request(
         **{"added_tokens": work.spec.added_tokens, "preview": None} | settings,
         tokenizer_folder=tokenizer_folder(work),
         vocabulary=vocabulary(work).rows,
-        files=_files(work, settings.get("held_out")),
+        files=files,
+        params=_params(work, files),
         output=output,
         now=now,
         parent=os.getpid(),
@@ -93,6 +95,15 @@ def _files(work: Work, held_out: int | None) -> dict[str, Upload]:
     return uploads
 
 
+def _params(work: Work, files: dict[str, Upload]) -> dict[str, str]:
+    """The fields of the job that name its files."""
+    if not work.assignment.environment_json:
+        return PARAMS
+    if "validation" in files:
+        return {"train": "environment.file", "validation": "environment.held_out_file"}
+    return dict.fromkeys(PARAMS, "environment.file" if work.assignment.training_key else "environment")
+
+
 def environment_of(work: Work) -> EnvironmentSpec:
     return _ENVIRONMENT.validate_json(work.assignment.environment_json)
 
@@ -110,12 +121,9 @@ def _made_prompts(work: Work, held_out: int) -> Upload:
 
 def _check_rewards(work: Work) -> None:
     """Graders that cannot be opened end the job here, and not after the wait for an accelerator."""
-    try:
-        from finery_gpu_workers.environments.rewards import open_rewards
-    except ModuleNotFoundError:  # written at the same time as this
-        return
-    models = json.loads(os.environ.get("FINERY_SCORE_MODELS") or "{}")
-    open_rewards(environment_of(work), work.folder, workers=1, score_models=models).close()
+    from finery_gpu_workers.environments.rewards import open_rewards
+
+    open_rewards(environment_of(work), work.folder, workers=1, score_models=work.score_models).close()
 
 
 def _nothing_to_train(result: dict[str, Any], request: Request) -> Ending | None:
