@@ -31,7 +31,7 @@ class Facts:
     stop: list[int]
     """Token ids that end a turn."""
     evaluation: dict[str, Any] | None
-    """The last one; at the checkpoint's own step, it is its validation loss."""
+    """The last one; at the checkpoint's own step, it is its validation loss (or reward)."""
 
 
 @dataclass(frozen=True)
@@ -68,14 +68,15 @@ def stage(work: Work, learner: Learner, start: Start, taken: Snapshot, facts: Fa
         adapted_modules=_adapted(folder, learner),
         metrics=taken.known.metrics,
         evaluation=facts.evaluation,
-        validation_loss=_validation_loss(facts, taken.cursor.step),
+        validation_loss=_validation(facts, taken.cursor.step, "loss"),
+        validation_reward=_validation(facts, taken.cursor.step, "reward"),
     )
     return staged
 
 
-def _validation_loss(facts: Facts, step: int) -> float | None:
-    """None without an evaluation at this step, or when it was not finite."""
-    found: float | None = facts.evaluation["loss"] if facts.evaluation and facts.evaluation["step"] == step else None
+def _validation(facts: Facts, step: int, name: str) -> float | None:
+    """None without an evaluation at this step that has it, or when it was not finite."""
+    found: float | None = facts.evaluation.get(name) if facts.evaluation and facts.evaluation["step"] == step else None
     return found
 
 
@@ -94,6 +95,7 @@ def publish(work: Work, staged: Staged) -> None:
         final=staged.facts.final,
         kind=manifest["kind"],
         validation_loss=manifest["validation_loss"],
+        validation_reward=manifest["validation_reward"],
         prefix=prefix,
         files=[asdict(file) for file in files],
         manifest_json=manifest_json,
