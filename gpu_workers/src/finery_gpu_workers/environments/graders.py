@@ -14,7 +14,7 @@ from finery.types.environments import (
 )
 from finery_gpu_workers.environments.calls import Function, LoadError, Lost
 from finery_gpu_workers.environments.reasoning_gym import function_of
-from finery_gpu_workers.environments.similarity import METRICS
+from finery_gpu_workers.environments.similarity import MAX_CHARACTERS, METRICS
 from finery_gpu_workers.environments.types import Answer, Grade
 from finery_gpu_workers.environments.values import failure, grade_of
 
@@ -23,6 +23,9 @@ _TASK_SECONDS = 10.0
 
 class Grader(Protocol):
     name: str
+
+    def start(self) -> None:
+        """Raises LoadError, SandboxUnavailable."""
 
     def grade(self, answer: Answer) -> Grade:
         """Ends by the grader's deadline. Raises LoadError, SandboxUnavailable; whatever is wrong with the answer or
@@ -42,6 +45,9 @@ class Compared:
         self._spec = spec
         self._input, self._reference = parse(spec.input), parse(spec.reference)
 
+    def start(self) -> None:
+        return
+
     def grade(self, answer: Answer) -> Grade:
         sample = {"output_text": answer.output_text}
         try:
@@ -50,6 +56,9 @@ class Compared:
         except MissingFieldError as error:
             return failure(self.name, "missing_field", str(error))
         if isinstance(self._spec, TextSimilarityGrader):
+            if (longest := max(len(given), len(reference))) > MAX_CHARACTERS:
+                message = f"expected texts of at most {MAX_CHARACTERS} characters, found {longest}"
+                return failure(self.name, "error", message)
             return Grade(reward=METRICS[self._spec.evaluation_metric](given, reference))
         return Grade(reward=float(matches(self._spec.operation, given, reference)))
 
@@ -97,6 +106,9 @@ class Task:
     def __init__(self, spec: ReasoningGymEnvironment) -> None:
         self.name = spec.task
         self._function = function_of(spec)
+
+    def start(self) -> None:
+        self._function.start()
 
     def grade(self, answer: Answer) -> Grade:
         try:

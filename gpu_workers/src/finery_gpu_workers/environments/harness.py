@@ -6,6 +6,8 @@ that process holds descriptor 3; of the fork it takes one message, what was prin
 kills what the call left running and removes the files that it left. Deadlines are its parent's, who kills it.
 """
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import importlib.abc
@@ -22,6 +24,10 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+Call = Callable[[dict[str, Any]], Any]
 
 _PRINTED = 2000
 _TRACEBACK = 2000
@@ -33,17 +39,17 @@ _DUMPABLE = 4
 class _Source(importlib.abc.InspectLoader):
     """A module from a text; tracebacks show its lines."""
 
-    def __init__(self, text):
+    def __init__(self, text: str) -> None:
         self.text = text
 
-    def get_source(self, fullname):
+    def get_source(self, fullname: str) -> str:  # noqa: ARG002
         return self.text
 
-    def get_code(self, fullname):
+    def get_code(self, fullname: str) -> Any:  # noqa: ARG002
         return self.source_to_code(self.text, "grader.py")
 
 
-def load_python(setup):
+def load_python(setup: dict[str, Any]) -> Call:
     import linecache
 
     source = setup["source"]
@@ -58,7 +64,7 @@ def load_python(setup):
     return lambda payload: _shown(grade(payload["sample"], payload["item"]))
 
 
-def load_reasoning_gym(setup):
+def load_reasoning_gym(setup: dict[str, Any]) -> Call:
     sys.path.extend(setup["paths"])
     import reasoning_gym
     from reasoning_gym.factory import DATASETS
@@ -69,14 +75,14 @@ def load_reasoning_gym(setup):
         near = ", ".join(difflib.get_close_matches(setup["task"], DATASETS, 5)) or "chain_sum or another one"
         raise _Refused(f"expected a task of reasoning_gym such as {near}, found {setup['task']}")
 
-    def made(size):
+    def made(size: int) -> Any:
         return reasoning_gym.create_dataset(setup["task"], **setup["config"], seed=setup["seed"], size=size)
 
     made(1)
     pattern = re.compile(setup["pattern"]) if setup["pattern"] is not None else None
     datasets = {}
 
-    def call(payload):
+    def call(payload: dict[str, Any]) -> Any:
         size = payload["size"]
         data = datasets.get(size) or datasets.setdefault(size, made(size))
         if "rows" in payload:
@@ -89,27 +95,25 @@ def load_reasoning_gym(setup):
     return call
 
 
-def _answer(text, pattern):
+def _answer(text: str, pattern: re.Pattern[str] | None) -> str | None:
     """The last match's first group, or all of it without one; None where nothing matches."""
     if pattern is None:
         return text.strip()
-    match = None
+    last = None
     for match in pattern.finditer(text):
-        pass
-    if match is None:
-        return None
-    return match.group(1 if pattern.groups else 0)
+        last = match
+    return None if last is None else last.group(1 if pattern.groups else 0)
 
 
-def _plain(entry):
+def _plain(entry: Any) -> Any:
     return json.loads(json.dumps(entry, default=str, skipkeys=True), parse_constant=str)
 
 
-class _Refused(Exception):
+class _Refused(Exception):  # noqa: N818
     """Said to the customer without a traceback."""
 
 
-def _shown(value):
+def _shown(value: Any) -> dict[str, Any]:
     """A reward, as JSON can say it without losing what kind of value it was."""
     if isinstance(value, dict):
         return {"dict": [[str(key)[:100], _shown(part)] for key, part in list(value.items())[:65]]}
@@ -123,7 +127,7 @@ def _shown(value):
     return {"other": f"{type(value).__name__} {repr(value)[:100]}"}
 
 
-def _text(error):
+def _text(error: BaseException) -> str:
     """The end of the traceback, from the customer's own lines on."""
     if isinstance(error, _Refused):
         return str(error)
@@ -132,7 +136,7 @@ def _text(error):
     return "".join(own or lines)[-_TRACEBACK:]
 
 
-def _alone(call, request):
+def _alone(call: Call, request: dict[str, Any]) -> dict[str, Any]:
     """Where there may be no fork: the parent ends this process after one call."""
     before, printed = time.process_time(), io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
@@ -143,7 +147,7 @@ def _alone(call, request):
     return {**message, "printed": printed.getvalue()[:_PRINTED], "cpu": time.process_time() - before}
 
 
-def _child(call, payload, cpu_seconds, channel, printed):
+def _child(call: Call, payload: Any, cpu_seconds: int, channel: int, printed: int) -> NoReturn:
     try:
         os.close(_REPLIES)
         resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
@@ -166,7 +170,7 @@ def _child(call, payload, cpu_seconds, channel, printed):
         os._exit(0)
 
 
-def _run(call, payload, cpu_seconds):
+def _run(call: Call, payload: Any, cpu_seconds: int) -> dict[str, Any]:
     """The child's message, or how it ended without one."""
     ours, channel = os.pipe()
     shown, printed = os.pipe()
@@ -188,12 +192,12 @@ def _run(call, payload, cpu_seconds):
         return {"failed": f"the grader ended its process ({_how(status)}) before it returned a reward", **reply}
 
 
-def _how(status):
+def _how(status: int) -> str:
     code = os.waitstatus_to_exitcode(status)
     return f"exit status {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
 
 
-def _collect(pid, ours, shown):
+def _collect(pid: int, ours: int, shown: int) -> tuple[bytes, bytes]:
     """Reads both pipes until the child has ended: others that it started may hold them open for ever."""
     parts, limits = {ours: b"", shown: b""}, {ours: _MESSAGE, shown: 4 * _PRINTED}
     poll, ended = select.poll(), os.pidfd_open(pid)
@@ -212,7 +216,7 @@ def _collect(pid, ours, shown):
     return parts[ours], parts[shown]
 
 
-def _taken(fd, before, limit):
+def _taken(fd: int, before: bytes, limit: int) -> tuple[bytes, bool]:
     """What is there to be read now, at most one megabyte; what is beyond the limit is dropped. False at the end."""
     for _ in range(16):
         try:
@@ -225,7 +229,7 @@ def _taken(fd, before, limit):
     return before, True
 
 
-def _clean(sweep):
+def _clean(sweep: bool) -> None:
     """Kills what is left of a call, and removes its files. This process alone has this user, or this process table."""
     if sweep:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -242,8 +246,8 @@ def _clean(sweep):
             os.unlink(path)
 
 
-def _remove(path):
-    def open_up(function, name, _error):
+def _remove(path: str) -> None:
+    def open_up(function: Callable[..., Any], name: str, _error: Any) -> None:
         os.chmod(os.path.dirname(name), 0o700)
         os.chmod(name, 0o700)
         function(name)
@@ -251,13 +255,13 @@ def _remove(path):
     shutil.rmtree(path, onerror=open_up)
 
 
-def _say(reply):
+def _say(reply: dict[str, Any]) -> None:
     view = memoryview(json.dumps(reply).encode() + b"\n")
     while view:
         view = view[os.write(_REPLIES, view) :]
 
 
-def main():
+def main() -> None:
     os.set_inheritable(_REPLIES, False)
     ctypes.CDLL(None).prctl(_DUMPABLE, 0, 0, 0, 0)  # a call may not look into this process
     requests = os.fdopen(0, "rb", closefd=False)

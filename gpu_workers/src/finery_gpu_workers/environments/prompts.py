@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from finery.types.environments import ReasoningGymEnvironment
-from finery_gpu_workers.environments.calls import Lost
-from finery_gpu_workers.environments.reasoning_gym import tasks
-from finery_gpu_workers.errors import WorkerError
+from finery_gpu_workers.environments.calls import LoadError, Lost
+from finery_gpu_workers.environments.reasoning_gym import function_of, refused
 
 _ROWS = 100
 _SECONDS = 120.0
@@ -23,7 +22,7 @@ def write_prompts(spec: ReasoningGymEnvironment, count: int, path: Path, work_fo
     Raises WorkerError `invalid_environment` for a task, a config or a size that reasoning-gym refuses or that takes too
     long, `sandbox_unavailable`.
     """
-    function = tasks(spec)
+    function = function_of(spec)
     unfinished = work_folder / f"{path.name}.part"
     try:
         with unfinished.open("w", encoding="utf-8") as file:
@@ -31,11 +30,11 @@ def write_prompts(spec: ReasoningGymEnvironment, count: int, path: Path, work_fo
                 payload = {"size": count, "rows": [first, min(first + _ROWS, count)]}
                 reply = function.call(payload, _SECONDS)
                 if reply.failed is not None:
-                    raise _refused(spec, first, reply.failed)
+                    raise refused(spec, reply.failed)
                 for index, entry in enumerate(reply.value, first):
                     file.write(json.dumps(_row(spec, entry, index, count), ensure_ascii=False) + "\n")
-    except Lost as error:
-        raise _refused(spec, first, str(error)) from None
+    except (LoadError, Lost) as error:
+        raise refused(spec, str(error)) from None
     finally:
         function.close()
     unfinished.replace(path)
@@ -51,9 +50,3 @@ def _row(spec: ReasoningGymEnvironment, entry: dict[str, Any], index: int, count
         "index": index,
         "size": count,
     }
-
-
-def _refused(spec: ReasoningGymEnvironment, first: int, why: str) -> WorkerError:
-    lines = why.strip().splitlines() or ["no reason given"]
-    message = f"environment: reasoning_gym made no rows of {spec.task} from number {first}: {lines[-1][:500]}"
-    return WorkerError("invalid_environment", message, param="environment")

@@ -7,32 +7,21 @@ import sysconfig
 from typing import Any
 
 from finery.types.environments import ReasoningGymEnvironment
-from finery_gpu_workers.environments.calls import Function, LoadError
+from finery_gpu_workers.environments.calls import Function
 from finery_gpu_workers.errors import WorkerError
 from finery_gpu_workers.sandbox.limits import Limits
 
 _LIMITS = Limits(memory_bytes=4 * 2**30)
 
 
-def tasks(spec: ReasoningGymEnvironment) -> Function:
-    """The function that makes rows and scores answers (`load_reasoning_gym` in harness.py), started.
+def function_of(spec: ReasoningGymEnvironment) -> Function:
+    """Makes rows and scores answers: `load_reasoning_gym` in harness.py.
 
-    Raises WorkerError `invalid_environment`, `sandbox_unavailable`.
+    Raises WorkerError `invalid_environment` where the package is missing.
     """
     if importlib.util.find_spec("reasoning_gym") is None:
         message = "environment.type: the workers lack the package reasoning-gym; ask the operator to install it."
         raise WorkerError("invalid_environment", message, param="environment.type")
-    function = function_of(spec)
-    try:
-        function.start()
-    except LoadError as error:
-        param = "environment.task" if "expected a task" in str(error) else "environment"
-        message = f"{param}: reasoning_gym refuses {spec.task} with this config: {_last_line(str(error))}"
-        raise WorkerError("invalid_environment", message, param=param) from None
-    return function
-
-
-def function_of(spec: ReasoningGymEnvironment) -> Function:
     paths = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
     setup: dict[str, Any] = {
         "kind": "reasoning_gym",
@@ -45,6 +34,9 @@ def function_of(spec: ReasoningGymEnvironment) -> Function:
     return Function(setup, limits=_LIMITS, read=paths)
 
 
-def _last_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[-1][:500] if lines else "no reason given"
+def refused(spec: ReasoningGymEnvironment, why: str) -> WorkerError:
+    """`why` is what its code said, perhaps with a traceback."""
+    lines = why.strip().splitlines() or ["no reason given"]
+    param = "environment.task" if lines[-1].startswith("expected a task") else "environment"
+    message = f"{param}: reasoning_gym refuses {spec.task} as it is configured: {lines[-1][:500]}"
+    return WorkerError("invalid_environment", message, param=param)

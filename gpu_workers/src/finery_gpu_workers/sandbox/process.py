@@ -17,7 +17,8 @@ from finery_gpu_workers.sandbox.backend import Backend, Kind
 from finery_gpu_workers.sandbox.limits import Limits, SandboxUnavailable
 from finery_gpu_workers.sandbox.syscalls import seccomp_filter
 
-_LAUNCH = Path(__file__).with_name("launch.py")
+_ROOT = str(Path(__file__).parents[2])
+_LAUNCH = f"import sys; sys.path.append({_ROOT!r}); from finery_gpu_workers.sandbox.launch import main; main()"
 _CHUNK = 65536
 _LINE_BYTES = 32 * 2**20
 _STOP_SECONDS = 10.0
@@ -73,7 +74,7 @@ class Sandbox:
         given = json.dumps(plan | {"lifeline": lifeline, "result": result, "report": report})
         try:
             self._keeper = subprocess.Popen(
-                [backends.python(), "-I", "-S", str(_LAUNCH), given],
+                [backends.python(), "-I", "-S", "-B", "-c", _LAUNCH, given],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -178,7 +179,7 @@ class Sandbox:
     def _sweep(self) -> None:
         """The keeper is dead, so nobody has looked for what the program left."""
         if self._uid is not None:
-            command = [backends.python(), "-I", "-S", str(_LAUNCH), json.dumps({"sweep": True, "uid": self._uid})]
+            command = [backends.python(), "-I", "-S", "-B", "-c", _LAUNCH, json.dumps({"sweep": self._uid})]
             subprocess.run(command, env={}, stdin=subprocess.DEVNULL, check=False)
 
 
