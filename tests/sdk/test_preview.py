@@ -8,7 +8,6 @@ import pty
 import re
 import subprocess
 import sys
-from html.parser import HTMLParser
 from typing import Any
 
 import httpx
@@ -18,6 +17,7 @@ from finery import InternalServerError, PreviewFailedError, WaitTimeoutError
 from finery.types.models import Model
 from finery.types.previews import Preview
 
+from .html import Tags
 from .support import Client, Time, error_json, mocked, value
 
 NOW = "2026-11-30T12:00:00Z"
@@ -151,32 +151,6 @@ def test_a_row_cannot_command_the_terminal() -> None:
         shown = re.sub(r"\x1b\[(0|1|2|31|35|30;42)m", "", PREVIEW.text(color=color))
         assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]", shown)
         assert "<script>alert(1)</script>␛[31m<U+202E>'\"&" in shown
-
-
-class Tags(HTMLParser):
-    """Tags and attributes of a document, and its text outside of them."""
-
-    def __init__(self, document: str) -> None:
-        super().__init__()
-        self.tags: set[str] = set()
-        self.attributes: set[str] = set()
-        self.marked: list[str] = []
-        self.text = ""
-        self._open = ""
-        self.feed(document)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        self.attributes |= {name for name, _ in attrs}
-        self._open = tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-        if self._open == "mark":
-            self.marked.append(data)
-
-    def handle_endtag(self, tag: str) -> None:
-        self._open = ""
 
 
 def test_html_marks_the_trained_tokens_and_a_script_in_a_row_is_text() -> None:

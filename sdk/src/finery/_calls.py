@@ -110,7 +110,7 @@ def stream_events(job: Job | str, after: int) -> Call[Event]:
     return Call("GET", f"/v1/jobs/{segment(job, 'job')}/events", Event, headers=headers)
 
 
-def list_rollouts(job: Job | str, step: int | None, kind: str | None, limit: int | None) -> Call[Page[Rollout]]:
+def list_rollouts(job: Job | str, step: int | None, kind: str | None, limit: int) -> Call[Page[Rollout]]:
     path = f"/v1/jobs/{segment(job, 'job')}/rollouts"
     return Call("GET", path, Page[Rollout], query(step=step, kind=kind, limit=limit))
 

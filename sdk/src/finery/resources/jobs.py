@@ -121,7 +121,7 @@ class Jobs:
         return _wait.settled(ended, raise_on_failure)
 
     def rollouts(
-        self, job: Job | str, step: int | None = None, *, kind: RolloutKind | None = "train", limit: int | None = None
+        self, job: Job | str, step: int | None = None, *, kind: RolloutKind | None = "train", limit: int = 100
     ) -> Pages[Rollout]:
         """What an RL job sampled and how it was rewarded: of one step or (None) of all, oldest first.
 
@@ -249,7 +249,7 @@ class AsyncJobs:
         return _wait.settled(ended, raise_on_failure)
 
     def rollouts(
-        self, job: Job | str, step: int | None = None, *, kind: RolloutKind | None = "train", limit: int | None = None
+        self, job: Job | str, step: int | None = None, *, kind: RolloutKind | None = "train", limit: int = 100
     ) -> AsyncPages[Rollout]:
         """What an RL job sampled and how it was rewarded: of one step or (None) of all, oldest first.
 
