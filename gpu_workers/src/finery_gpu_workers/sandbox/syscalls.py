@@ -45,7 +45,7 @@ def seccomp_filter(*, alone: bool) -> bytes:
     Raises SandboxUnavailable without libseccomp.
     """
     try:
-        import pyseccomp
+        import pyseccomp  # type: ignore[import-untyped]
     except (ImportError, RuntimeError, OSError) as error:
         raise SandboxUnavailable(f"seccomp: expected pyseccomp and libseccomp.so.2, found {error}") from error
     refused = pyseccomp.ERRNO(errno.EPERM)
