@@ -15,7 +15,8 @@ class Rollout(Resource):
 
     object: Literal["rollout"] = "rollout"
     id: str
-    """`roll_<step>_<number>`, and `roll_e<step>_<number>` of an evaluation; unique within its job."""
+    """`roll_<step>_<number>`, and `roll_e<step>_<number>` of an evaluation; unique within its job. The number is its
+    place in the step's stored file, from 0."""
     job: str
     step: int
     kind: RolloutKind | str = "train"
