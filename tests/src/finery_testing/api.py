@@ -80,9 +80,9 @@ class Door:
         return str(answer.json()["id"])
 
     async def job(self, *, headers: dict[str, str] | None = None, **fields: Any) -> httpx.Response:
-        """Create a job; the file is made unless one is named."""
-        fields.setdefault("training_file", None)
-        fields["training_file"] = fields["training_file"] or await self.file_id()
+        """Create a job; the file (of chat rows) is made unless one is named, or the method has none."""
+        if fields.get("method") != "rl":
+            fields["training_file"] = fields.get("training_file") or await self.file_id()
         if "from_checkpoint" not in fields:
             fields.setdefault("model", factories.MODEL_NAME)
         return await self.client.post("/v1/jobs", json={"method": "sft", **fields}, headers=headers)
