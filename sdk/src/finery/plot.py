@@ -92,7 +92,7 @@ def _alone(
     one = _curve(history[0].job if history else "", history, None)
     _check([one])
     if (one.method == "rl") != (what == "reward"):
-        raise ValueError(f"expected the events of a job with a {what}, found those of a {one.method.upper()} job")
+        raise ValueError(f"expected the events of a job with a {what}, found those of a job with method {one.method}")
     return Plot(_draw.draw([one], title or _title([one]))).save(target)
 
 
