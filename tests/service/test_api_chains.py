@@ -107,6 +107,42 @@ async def test_chains_grow_by_one_part_a_merge_and_a_whole_model_ends_them(api: 
     assert await base(api, await created(door, from_checkpoint=whole)) == [(whole, "full")]
 
 
+async def learns(api: Api, door: Door, method: str) -> dict[str, Any]:
+    """What a job of the method learns from."""
+    if method == "rl":
+        return {"method": "rl", "environment": {"type": "reasoning_gym", "task": "chain_sum"}}
+    format_ = {"sft": "chat", "dpo": "preference"}[method]
+    file = await factories.file(api.system_engine, door.tenant, now=api.clock(), format=format_)
+    return {"method": method, "training_file": file.id}
+
+
+@pytest.mark.parametrize("method", ["sft", "dpo", "rl"])
+@pytest.mark.parametrize("of", ["sft", "dpo", "rl"])
+async def test_a_job_of_any_method_starts_from_a_checkpoint_of_any_other(api: Api, of: str, method: str) -> None:
+    door = await api.tenant()
+    source, fields = await learns(api, door, of), await learns(api, door, method)
+    start = await parent(api, door, adapter=LORA, added_tokens=["<a>"], **source)
+    goes_on = await created(door, from_checkpoint=start, **fields)
+    assert (goes_on["method"], goes_on["adapter"], goes_on["added_tokens"]) == (method, LORA, ["<a>"])
+    assert await base(api, goes_on) == []
+    merged = await created(door, from_checkpoint=start, merge_checkpoint=True, **fields)
+    assert (merged["adapter"]["rank"], await base(api, merged)) == (16, [(start, "merge")])
+    whole = await created(door, from_checkpoint=start, adapter=FULL, **fields)
+    assert (whole["adapter"], await base(api, whole)) == (FULL, [(start, "merge")])
+    of_whole = await parent(api, door, adapter=FULL, **source)
+    assert await base(api, await created(door, from_checkpoint=of_whole, **fields)) == [(of_whole, "full")]
+
+
+async def test_sft_then_dpo_then_rl_each_from_the_last_checkpoint(api: Api) -> None:
+    door = await api.tenant()
+    first = await parent(api, door, adapter=LORA, **await learns(api, door, "sft"))
+    second = await parent(api, door, from_checkpoint=first, **await learns(api, door, "dpo"))
+    third = await created(door, from_checkpoint=second, **await learns(api, door, "rl"))
+    assert (third["adapter"], third["from_checkpoint"], await base(api, third)) == (LORA, second, [])
+    on_top = await created(door, from_checkpoint=second, merge_checkpoint=True, **await learns(api, door, "rl"))
+    assert await base(api, on_top) == [(second, "merge")]
+
+
 async def test_foreign_deleted_and_unknown_checkpoints_are_told_alike(api: Api) -> None:
     door, stranger = await api.tenant(), await api.tenant()
     start = await parent(api, door)

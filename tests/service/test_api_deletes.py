@@ -143,6 +143,21 @@ async def test_what_a_crash_left_is_purged_by_the_sweep(api: Api, monkeypatch: p
     assert await purge.sweep(api.system_engine, api.app.state.services.store) == 0
 
 
+async def test_best_of_rl_is_the_highest_reward_the_earliest_of_equals(api: Api) -> None:
+    door = await api.tenant()
+    job = await factories.job(api.system_engine, door.tenant, now=api.clock(), method="rl", state="running")
+    rewards = (-0.5, None, 0.75, 0.75, 0.0)
+    rows = [
+        await checkpoint(api.system_engine, job, now=api.clock(), step=step, validation_reward=reward)
+        for step, reward in enumerate(rewards, start=1)
+    ]
+    listed = (await door.get(f"/v1/checkpoints?job={job.id}")).json()["data"]
+    assert {item["step"]: (item["validation_reward"], item["best"]) for item in listed} == {
+        step: (reward, step == 3) for step, reward in enumerate(rewards, start=1)
+    }
+    assert (await door.get(f"/v1/jobs/{job.id}")).json()["best_checkpoint"] == rows[2].id
+
+
 async def test_best_is_the_lowest_finite_loss_the_earliest_of_equals_and_never_a_deleted_one(api: Api) -> None:
     door = await api.tenant()
     job = await ended(api, door)

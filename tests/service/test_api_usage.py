@@ -10,7 +10,7 @@ import pytest
 from finery_service.db.tables import PriceBookRow, UsageRecordRow
 from finery_service.usage.service import grouped
 from finery_service.usage.store import Bucket
-from finery_testing import factories
+from finery_testing import control, factories
 from finery_testing.api import Api, Door
 
 MIDNIGHT = datetime(2026, 12, 2, tzinfo=UTC)
@@ -87,6 +87,32 @@ async def test_sums_by_job_sku_and_day_with_costs(api: Api) -> None:
     assert (shown["usage"], shown["cost"]) == ({"train.sft": 1500, "eval.sft": 200}, "0.00062")
     assert shown["progress"]["trained_tokens"] == 1500
     assert shown["attempts"] == 1
+
+
+async def test_dpo_and_rl_are_told_by_every_class_of_token_and_second(api: Api) -> None:
+    door = await api.tenant()
+    dpo, rl = await job(api, door, method="dpo"), await job(api, door, method="rl", usage=dict(control.RL_USAGE))
+    await record(api, dpo, "step:1", 1000, MIDNIGHT, sku="train.dpo")
+    for sku, quantity in control.RL_USAGE.items():
+        await record(api, rl, "step:1", quantity, MIDNIGHT, sku=sku)
+        await record(api, rl, "step:2", quantity, MIDNIGHT, sku=sku, state="void")
+    rows = await usage(door, group_by=["sku"])
+    # By hand, US dollars per million units of the default price book.
+    assert {row["sku"]: (row["quantity"], row["void"], row["cost"]) for row in rows} == {
+        "train.dpo": (1000, 0, "0.0008"),
+        "train.rl": (100, 100, "0.00008"),
+        "rollout.prefill": (40, 40, "0.000004"),
+        "rollout.prefill_cached": (280, 280, "0.0000056"),
+        "rollout.generated": (120, 120, "0.000048"),
+        "reward.cpu_seconds": (3, 3, "0.00006"),
+        "reward.llm_input": (50, 50, "0.00001"),
+        "reward.llm_output": (5, 5, "0.000004"),
+    }
+    [total] = await usage(door, job=rl[0].id)
+    assert total["cost"] == "0.0002116"
+    shown = (await door.get(f"/v1/jobs/{rl[0].id}")).json()
+    assert (shown["usage"], shown["cost"]) == (control.RL_USAGE, "0.0002116")
+    assert shown["progress"]["trained_tokens"] == 100, "what is generated is not trained"
 
 
 async def test_g07_days_are_utc_and_windows_half_open(api: Api) -> None:
