@@ -57,12 +57,7 @@ def advantages(
 
     rewards [N], None for none; groups [N]. Raises ValueError on other lengths, and on rewards that are not finite.
     """
-    if len(rewards) != len(groups):
-        raise ValueError(f"expected a group for every reward, found {len(rewards)} rewards and {len(groups)} groups")
-    given = np.array([np.nan if reward is None else reward for reward in rewards], dtype=np.float64)
-    there = np.array([reward is not None for reward in rewards], dtype=np.bool_)
-    if not np.isfinite(given[there]).all():
-        raise ValueError(f"rewards: expected finite numbers or None, found {given[there].tolist()}")
+    given, there = _given(rewards, len(groups))
     everything = _spread(given[there]) if scale == "batch" else 1.0
     members: dict[Hashable, list[int]] = {group: [] for group in groups}
     for place, group in enumerate(groups):
@@ -80,6 +75,17 @@ def advantages(
             for place, value in zip(places, compared.tolist(), strict=True):
                 values[place] = value
     return Advantages(values, found)
+
+
+def _given(rewards: Sequence[float | None], groups: int) -> tuple[Floats, NDArray[np.bool_]]:
+    """Rewards, NaN where there is none, and where there are some."""
+    if len(rewards) != groups:
+        raise ValueError(f"expected a group for every reward, found {len(rewards)} rewards and {groups} groups")
+    given = np.array([np.nan if reward is None else reward for reward in rewards], dtype=np.float64)
+    there = np.array([reward is not None for reward in rewards], dtype=np.bool_)
+    if not np.isfinite(given[there]).all():
+        raise ValueError(f"rewards: expected finite numbers or None, found {given[there].tolist()}")
+    return given, there
 
 
 def are_equal(rewards: Floats) -> bool:

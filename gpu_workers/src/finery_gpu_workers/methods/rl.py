@@ -108,10 +108,9 @@ def _steps(run: Run, cursor: Cursor, outbox: Outbox) -> Ending:
         evaluation = run.evaluate(step) if result.usable and run.evaluation_due(step) else None
         if evaluation:
             run.remember(evaluation)
-        metrics = run.metrics(step, result)
-        message = _message(run, step, result, metrics, evaluation)
+        message = _message(run, step, result, run.metrics(step, result), evaluation)
         ending = _unusable(run, step, result, evaluation)
-        staged = run.stage(cursor, metrics) if not ending and run.checkpoint_due(cursor) else None
+        staged = run.stage(cursor) if not ending and run.checkpoint_due(cursor) else None
         outbox.commit(message)
         if ending:
             outbox.drain()

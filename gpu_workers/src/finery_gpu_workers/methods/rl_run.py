@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from dataclasses import dataclass, field, replace
@@ -144,7 +145,9 @@ class Run:
             memory_bytes=memory_bytes(self.work.device),
         )
         found = step_metrics(result.sampled, updated, reference=self.updater.uses_reference)
-        return speed.as_dict() | found | {"train_seconds": result.train_seconds}
+        metrics = speed.as_dict() | found | {"train_seconds": result.train_seconds}
+        self.known = replace(self.known, metrics={"step": number} | _lasting(metrics))
+        return metrics
 
     def evaluate(self, step: int) -> Evaluation:
         """The held-out prompts; changes nothing."""
@@ -174,12 +177,11 @@ class Run:
     def checkpoint_due(self, cursor: Cursor) -> bool:
         return self.is_over(cursor) or cursor.step % self.hyper.checkpoint_every == 0
 
-    def stage(self, cursor: Cursor, metrics: dict[str, float]) -> Staged:
+    def stage(self, cursor: Cursor) -> Staged:
         """The checkpoint of a step that is done, on disk."""
         final = self.is_over(cursor)
         if final:
             self.check(cursor)
-        self.known = replace(self.known, metrics={"step": cursor.step} | _finite(metrics))
         return self._stage(cursor, final, self.known.evaluation)
 
     def stage_stop(self, cursor: Cursor) -> Staged:
@@ -221,8 +223,13 @@ def _sampling(hyper: RlHyperparameters, ends: list[int]) -> Sampling:
     )
 
 
-def _finite(metrics: dict[str, float]) -> dict[str, float | None]:
-    return {name: value if abs(value) < float("inf") else None for name, value in metrics.items()}
+def _lasting(metrics: dict[str, float]) -> dict[str, float | None]:
+    """Those that another attempt would find too; None for what is not finite."""
+    return {
+        name: value if math.isfinite(value) else None
+        for name, value in metrics.items()
+        if not name.endswith(("_seconds", "_per_second", "_bytes"))
+    }
 
 
 def graders() -> int:
