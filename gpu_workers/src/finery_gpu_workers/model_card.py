@@ -30,8 +30,17 @@ tags: {tags}
 # {json.dumps(spec.name or work.assignment.job_id, ensure_ascii=False)[1:-1]}
 
 {_what(work)}, trained by Finery with `{spec.method}`: step {manifest["step"]} of {manifest["total_steps"]}, computed in
-{manifest["compute"]["dtype"]}. `{MANIFEST}` says how.
+{manifest["compute"]["dtype"]}. {_objective(manifest)}`{MANIFEST}` says how.
 {_section("To load it:", lines)}{also}"""
+
+
+def _objective(manifest: dict[str, Any]) -> str:
+    """Of methods that have one in the manifest."""
+    if "loss" not in manifest:
+        return ""
+    loss, reference = manifest["loss"], manifest["reference"]
+    against = f"; reference: `{reference}`" if reference else "; no reference"
+    return f"Loss: `{loss['name']}` with beta {loss['beta']:g}{against}. "
 
 
 def _what(work: Work) -> str:

@@ -127,7 +127,7 @@ def _first_epoch(plan: Plan) -> list[Ints]:
 
 def _store(work: Work, sets: dict[str, Reference]) -> Stored:
     folder, prefix = work.folder / "reference", f"{work.assignment.output_prefix}reference/"
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     save_file({name: one.values for name, one in sets.items()}, folder / _FILE)
     (file,) = storage.upload_all(work.store, folder, prefix)
     shutil.rmtree(folder)
