@@ -142,7 +142,7 @@ def test_a31_system_message_in_the_first_place_is_fine() -> None:
         ),
         (b'{"messages":[{"role":"user","content":"a","role":"assistant"}]}', "duplicate_key"),
         (b'{"prompt":"a","completion":"b"}', "mixed_formats"),
-        (b'{"chosen":"a","rejected":"b"}', "wrong_task_format"),
+        (b'{"chosen":"a","rejected":"b"}', "mixed_formats"),
         (b'{"messages":[{"role":"user","content":"a"}', "invalid_json"),
         (b'{"messages":[{"role":"user","content":"\xff"}]}', "invalid_utf8"),
         (b"[" * 100_000, "invalid_json"),

@@ -20,7 +20,7 @@ _SCALARS = st.one_of(
 _NAMES = [
     *("messages", "prompt", "completion", "text", "input_ids", "labels", "attention_mask", "tools", "functions"),
     *("role", "content", "weight", "tool_calls", "tool_call_id", "name", "id", "type", "function", "arguments"),
-    *("reasoning", "thinking", "chosen"),
+    *("reasoning", "thinking", "chosen", "rejected"),
 ]
 _KEYS = st.sampled_from(_NAMES) | st.text(max_size=3)
 _VALUES = st.recursive(
@@ -62,12 +62,17 @@ _ROWS = st.fixed_dictionaries(
         "input_ids": st.lists(st.integers(-1, 5), max_size=3) | _VALUES,
         "labels": st.lists(st.sampled_from([-100, 1, 2]), max_size=3) | _VALUES,
         "tools": _VALUES,
+        "answer": _VALUES,
     },
+)
+_PAIRS = st.fixed_dictionaries(
+    {"chosen": _messages() | _SCALARS, "rejected": _messages() | _SCALARS},
+    optional={"prompt": _messages() | _SCALARS, "messages": _messages(), "tools": _VALUES, "text": _SCALARS},
 )
 
 
 @settings(max_examples=400)
-@given(_ROWS | _VALUES)
+@given(_ROWS | _PAIRS | _VALUES)
 def test_a32_every_value_is_a_row_or_has_a_problem(value: Any) -> None:
     found = read_row(value)
     if isinstance(found, Problem):

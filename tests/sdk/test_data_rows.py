@@ -54,11 +54,11 @@ def test_other_keys_of_a_row_are_its_owners_business() -> None:
     [
         (chat(USER, OK, text="t"), "", "mixed_formats"),
         ({"text": "t", "input_ids": [1]}, "", "mixed_formats"),
-        (chat(USER, OK, rejected="r"), "", "wrong_task_format"),
+        (chat(USER, rejected="r"), "chosen", "wrong_type"),
         (chat(USER, OK, functions=[]), "functions", "unsupported_field"),
         ({"text": "t", "tools": [{}]}, "tools", "unsupported_field"),
         ({"prompt": "p", "completion": "c", "tools": [{}]}, "tools", "unsupported_field"),
-        ({"prompt": "p"}, "completion", "wrong_type"),
+        ({"prompt": "p", "completion": None}, "completion", "wrong_type"),
         ({"completion": "c"}, "prompt", "wrong_type"),
         ({"prompt": "p", "completion": [OK]}, "completion", "wrong_type"),
         ({"prompt": [USER], "completion": "c"}, "completion", "wrong_type"),

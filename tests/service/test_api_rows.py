@@ -157,7 +157,7 @@ A32 = [
     (b'{"messages":"hi"}', "messages", "wrong_type"),
     (b'{"messages":[],"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]}', "messages", "duplicate_key"),  # noqa: E501
     (b'{"prompt":"a","completion":"b"}', "", "mixed_formats"),
-    (b'{"chosen":"a","rejected":"b"}', "", "wrong_task_format"),
+    (b'{"chosen":"a","rejected":"b"}', "", "mixed_formats"),
     (b'{"messages":[{"role":"user","content":"\xff"}]}', "", "invalid_utf8"),
 ]  # fmt: skip
 
@@ -203,6 +203,10 @@ async def test_a32_a_utf16_file_is_one_error(api: Api, encoding: str) -> None:
         ({"prompt": "1+1=", "completion": "2"}, "completion"),
         ({"text": "t"}, "text"),
         ({"input_ids": [1, 2], "labels": [-100, 2]}, "tokens"),
+        ({"messages": [USER], "chosen": "ok", "rejected": "no"}, "preference"),
+        ({"prompt": "1+1=", "chosen": "2", "rejected": "3"}, "preference"),
+        ({"messages": [USER], "answer": "2"}, "prompts"),
+        ({"prompt": "1+1="}, "prompts"),
     ],
 )
 async def test_every_format_is_taken_and_said(api: Api, row: dict[str, Any], format_: str) -> None:

@@ -6,32 +6,47 @@ null field of a struct counts as absent; and what must keep its own keys (tools,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from finery.data.problems import RowError
-from finery.data.rows import read_row
+from finery.data.rows import PROMPT_KEYS, read_row
 from finery.types.errors import Problem
 
-TEXT_OR_MESSAGES = ("messages", "prompt", "completion")
+TEXT_OR_MESSAGES = ("messages", "prompt", "completion", "chosen", "rejected")
 COLUMNS = (*TEXT_OR_MESSAGES, "tools", "text", "input_ids", "labels", "attention_mask")
+_OF_THE_PROMPT = ("messages", "prompt", "tools")
+_SCALARS = (pa.types.is_integer, pa.types.is_float32, pa.types.is_float64, pa.types.is_boolean, pa.types.is_null)
 _CALL_PATH = ("tool_calls", "function", "arguments")
 
 
-def schema_problem(schema: Any) -> Problem | None:
-    """Why no row of a file with these columns can be used."""
+def may_be_prompts(names: Sequence[str]) -> bool:
+    """Whether a row with these columns could be a prompt, all of whose columns belong to it."""
+    return PROMPT_KEYS.isdisjoint(names) and ("prompt" in names) != ("messages" in names)
+
+
+def wanted(names: Sequence[str], *, prompts: bool) -> list[str]:
+    """Those that are read."""
+    return [name for name in names if prompts or name in COLUMNS]
+
+
+def schema_problem(schema: Any, *, prompts: bool = False) -> Problem | None:
+    """Why no row of a file with these columns can be used; of `prompts` all of them are read."""
     names = list(schema.names)
-    if twice := sorted({name for name in names if name in COLUMNS and names.count(name) > 1}):
+    if twice := sorted({name for name in wanted(names, prompts=prompts) if names.count(name) > 1}):
         message = f"expected one column {twice[0]}, found more than one"
         return Problem(code="duplicate_key", path=twice[0], message=message, hint="Leave one of them out.")
     found = read_row(dict.fromkeys(names))
-    if isinstance(found, Problem) and found.code in ("wrong_task_format", "missing_messages", "unsupported_field"):
+    if isinstance(found, Problem) and found.code in ("missing_messages", "unsupported_field"):
         return found.model_copy(update={"message": found.message.replace("keys", "columns")})
     try:
         for field in schema:
-            if field.name in COLUMNS:
+            if field.name in COLUMNS and (not prompts or field.name in _OF_THE_PROMPT):
                 _check_type(field.name, field.type)
+            elif prompts:
+                _check_free(field.name, field.type)
     except RowError as error:
         return error.problem
     return None
@@ -52,6 +67,17 @@ def _check_type(name: str, type_: Any) -> None:
             raise _wrong(name, "JSON text, so that each tool keeps its own keys" if name == "tools" else "text", type_)
     elif element is None or not pa.types.is_integer(element):
         raise _wrong(name, "a list of integers", type_)
+
+
+def _check_free(name: str, type_: Any) -> None:
+    """A field that graders see as JSON."""
+    if pa.types.is_struct(type_):
+        for field in type_:
+            _check_free(f"{name}.{field.name}", field.type)
+    elif (element := _element(type_)) is not None:
+        _check_free(f"{name}[]", element)
+    elif not (_is_text(type_) or any(is_it(type_) for is_it in _SCALARS)):
+        raise _wrong(name, "text, numbers, booleans, or lists or structs of them", type_)
 
 
 def _check_arguments(name: str, message: Any) -> None:

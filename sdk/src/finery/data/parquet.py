@@ -18,6 +18,8 @@ MAX_ROW_BYTES = 16 * 2**20
 MAX_FOOTER_BYTES = 32 * 2**20
 _JSON_TEXT = ("messages", "tools")
 """Columns that are parsed if they are text."""
+_ANSWERS = ("chosen", "rejected")
+"""As `completion` does, they tell a row from a prompt also where they are null."""
 _BATCH_BYTES = 8 * 2**20
 _BATCH_ROWS = 1024
 _BUFFER = 2**20
@@ -80,18 +82,18 @@ def _open(path: Path) -> Any | Problem:
 
 
 def _rows(file: Any) -> Iterator[tuple[int, Any | Problem]]:
-    from finery.data.columns import COLUMNS, schema_problem
+    from finery.data.columns import schema_problem, wanted
 
     number = 0
     try:
         if not file.metadata.num_rows:
             yield 0, Problem(code="empty_file", message="expected at least one row, found none", hint="Add rows.")
             return
-        if problem := schema_problem(file.schema_arrow):
+        prompts = _are_prompts(file)
+        if problem := schema_problem(file.schema_arrow, prompts=prompts):
             yield 0, problem
             return
-        wanted = [name for name in file.schema_arrow.names if name in COLUMNS]
-        for batch in file.iter_batches(_batch_rows(file.metadata), columns=wanted, use_threads=False):
+        for batch in _batches(file, wanted(file.schema_arrow.names, prompts=prompts)):
             for value in _values(batch):
                 number += 1
                 yield number, value
@@ -102,6 +104,26 @@ def _rows(file: Any) -> Iterator[tuple[int, Any | Problem]]:
     else:
         if number != file.metadata.num_rows:
             yield number, _broken(f"expected {file.metadata.num_rows} rows, found {number}", _WRITE_ANEW)
+
+
+def _are_prompts(file: Any) -> bool:
+    """Whether the rows are prompts: then graders want to know all columns, otherwise most are nobody's business."""
+    from finery.data.columns import may_be_prompts
+    from finery.data.prompts import is_open
+
+    names = file.schema_arrow.names
+    if not may_be_prompts(names):
+        return False
+    if "prompt" in names:
+        return True
+    others = dict.fromkeys(names)
+    found = (value for batch in _batches(file, ["messages"]) for value in _values(batch))
+    first = next((value for value in found if isinstance(value, dict) and value.get("messages")), None)
+    return first is not None and is_open(others | first)
+
+
+def _batches(file: Any, names: list[str]) -> Iterator[Any]:
+    return iter(file.iter_batches(_batch_rows(file.metadata), columns=names, use_threads=False))
 
 
 def _batch_rows(metadata: Any) -> int:
@@ -139,6 +161,8 @@ def _values(batch: Any) -> Iterator[Any | Problem]:
 
 def _row(names: list[str], row: Any) -> dict[str, Any] | Problem:
     found = {name: value for name, value in zip(names, row, strict=True) if value is not None}
+    for name in set(_ANSWERS if "messages" in found else (*_ANSWERS, "completion")).intersection(names):
+        found.setdefault(name, None)
     for name in _JSON_TEXT:
         if isinstance(found.get(name), str):
             try:

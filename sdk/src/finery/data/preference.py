@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from finery.data.messages import Message, check_conversation, check_prompt_end, read_messages
+from finery.data.messages import Message, check_order, check_prompt_end, read_messages
 from finery.data.problems import MISSING, RowError, no_tools, text_of, wrong_type
 from finery.data.shapes import ChatRow, CompletionRow, PreferenceRow
 from finery.data.tools import read_tools
@@ -97,7 +97,7 @@ def _pair(
             return f"{key or name}[{n}]" if n < count else f"{name}[{n - count + shared}]"
 
         _check_begin(answer, name, shared)
-        check_conversation([*prompt, *answer], place)
+        check_order([*prompt, *answer], place)
         check_prompt_end(prompt, place)
         if all(_is_empty(message) for message in answer if message["role"] == "assistant"):
             raise _empty(name)

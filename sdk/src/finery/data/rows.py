@@ -20,7 +20,17 @@ from finery.data.tools import TOOL, read_tools
 from finery.types.errors import Problem
 from finery.types.files import FileFormat
 
-__all__ = ["ChatRow", "CompletionRow", "PreferenceRow", "PromptRow", "Row", "TextRow", "TokensRow", "read_row"]
+__all__ = [
+    "PROMPT_KEYS",
+    "ChatRow",
+    "CompletionRow",
+    "PreferenceRow",
+    "PromptRow",
+    "Row",
+    "TextRow",
+    "TokensRow",
+    "read_row",
+]
 
 _KEYS: dict[str, FileFormat] = {
     "messages": "chat",
@@ -29,6 +39,8 @@ _KEYS: dict[str, FileFormat] = {
     "text": "text",
     "input_ids": "tokens",
 }
+PROMPT_KEYS = frozenset({*_KEYS, *ANSWERS} - {"messages", "prompt"})
+"""Keys that a row of prompts does not have."""
 _SHAPES = "messages, or prompt and completion, or chosen and rejected, or prompt, or text, or input_ids"
 _FOREIGN = {
     "conversations": "Rename conversations to messages, and in each from to role and value to content.",

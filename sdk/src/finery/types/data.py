@@ -18,13 +18,15 @@ class SetReport(Resource):
 
     format: str
     rows: int
-    """Rows that are used. `rows` + `dropped_rows` is what was uploaded."""
+    """Rows that are used: of pairs, pairs. `rows` + `dropped_rows` is what was uploaded."""
     tokens: int
+    """The prompt of a pair counts once."""
     trained_tokens: int
     """Tokens with loss in one pass."""
     dropped_rows: int
     dropped: dict[str, int] = {}
-    """Dropped rows by reason: `no_trainable_tokens` or `too_long`."""
+    """Dropped rows by reason: `no_trainable_tokens`, `too_long`; of pairs `identical_answers`, where both are the same
+    after a cut; of prompts `in_held_out`."""
     dropped_lines: tuple[int, ...] = ()
     """The first 100; a parquet file's rows count from 1 as lines do."""
     truncated_rows: int
@@ -56,7 +58,7 @@ class Warning(Resource):  # noqa: A001 (the word of the field)
 
 class DataReport(Resource):
     sets: dict[str, SetReport]
-    """`train` and, with a validation file, `validation`."""
+    """`train` and, with a validation file or held-out prompts, `validation`."""
     warnings: tuple[Warning, ...] = ()
     template_sha256: str | None = None
     """None when no row needed a template."""
