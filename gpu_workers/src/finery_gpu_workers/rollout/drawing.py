@@ -33,23 +33,21 @@ class Drawn:
 def draw(logits: Tensor, sampling: Sampling, uniforms: Floats) -> Drawn:
     """logits [n, vocab] of any float dtype, uniforms [n] in [0, 1) → one token per row.
 
-    With e = exp(logits / temperature − greatest), 0 for what the filters drop: the first token t with
-    Σ_{i ≤ t} e[i] > uniform · Σ e, and log(e[t] / Σ e). Filters keep the first n tokens in the order of falling chance,
+    With p = softmax(logits / temperature), 0 for what the filters drop: the first token t with
+    Σ_{i ≤ t} p[i] > uniform · Σ p, and log(p[t] / Σ p). Filters keep the first n tokens in the order of falling chance,
     of equals the lower id first. Raises WorkerError `non_finite_logits`.
     """
-    wide = logits.float()
-    if sampling.temperature > 0:
+    wide, greedy = logits.float(), sampling.temperature == 0
+    if not greedy and sampling.temperature != 1:
         wide = wide / sampling.temperature
-    top = wide.amax(-1, keepdim=True)
-    shares = torch.sub(wide, top).exp_()
-    if sampling.temperature > 0:
+    shares = torch.softmax(wide, -1)
+    if not greedy:
         _filter(shares, sampling)
     blocks = _blocks(shares)
     sums = blocks.sum(-1).cpu().numpy().astype(np.float64)
     totals = sums.sum(-1)
     if not np.isfinite(totals).all():
         raise WorkerError("non_finite_logits", "expected finite logits of the model, found NaN or infinity")
-    greedy = sampling.temperature == 0
     tokens = wide.argmax(-1).cpu().numpy() if greedy else _inverse(blocks, sums, uniforms * totals)
     chosen = shares.gather(1, torch.from_numpy(tokens).to(shares.device)[:, None])[:, 0]
     log_probs = np.log(chosen.cpu().numpy().astype(np.float64) / totals)
@@ -85,13 +83,13 @@ def _first_above(ends: Floats, targets: Floats, parts: Floats) -> NDArray[np.int
 
 
 def _filter(shares: Tensor, sampling: Sampling) -> None:
-    """Sets the shares of dropped tokens to 0. `min_p` is relative to the likeliest token, whose share is 1."""
+    """Sets the shares of dropped tokens to 0. `min_p` is relative to the likeliest token."""
     vocab = shares.shape[1]
     keep_at_most = min(sampling.top_k or vocab, vocab)
     if sampling.top_p < 1.0 or keep_at_most < vocab:
         _keep_first(shares, *_cut(shares, keep_at_most, sampling.top_p))
     if sampling.min_p > 0.0:
-        shares.masked_fill_(shares < sampling.min_p, 0.0)
+        shares.masked_fill_(shares < sampling.min_p * shares.amax(-1, keepdim=True), 0.0)
 
 
 def _cut(shares: Tensor, at_most: int, top_p: float) -> tuple[Tensor, Tensor]:

@@ -47,7 +47,7 @@ class ForeignBackend:
     def _forward(self, tokens: Sequence[int], cache: Any) -> tuple[Any, Tensor]:
         """Not in inference mode: what a module remembers of this call may meet a gradient later."""
         ids = torch.tensor([tokens], device=self._device)
-        found = self._net(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        if found.past_key_values is None:
+        found = self._net(input_ids=ids, cache=cache, use_cache=True, logits_to_keep=1)
+        if found.cache is None:
             raise RuntimeError(f"{type(self._net).__name__}: expected a cache of keys and values, found none")
-        return found.past_key_values, found.logits[0, -1]
+        return found.cache, found.logits[0, -1]

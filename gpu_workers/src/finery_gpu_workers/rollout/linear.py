@@ -34,7 +34,16 @@ class Linear:
         return cls(projection.weight, projection.bias, down, up.t())
 
     def __call__(self, x: Tensor) -> Tensor:
-        y = F.linear(x, self.weight, self.bias)
+        return self._adapted(F.linear(x, self.weight, self.bias), x)
+
+    def onto(self, residual: Tensor, x: Tensor) -> Tensor:
+        """residual + y"""
+        y = torch.addmm(residual, x, self.weight.t())
+        if self.bias is not None:
+            y.add_(self.bias)
+        return self._adapted(y, x)
+
+    def _adapted(self, y: Tensor, x: Tensor) -> Tensor:
         if self.down is not None and self.up is not None:
             y.addmm_(F.linear(x, self.down), self.up)
         return y
