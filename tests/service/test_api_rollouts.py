@@ -55,7 +55,7 @@ async def stored(
 ) -> str:
     """The key of an object with so many rollouts of a step, and (`keep`) its row."""
     rows = [rollout(job, step, number, kind, **fields) for number in range(count)]
-    content = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+    content = "".join(json.dumps(row) + "\n" for row in rows).encode()
     key = f"{job.tenant_id}/jobs/{job.id}/{attempt.id}/rollouts/{kind}-{step}.jsonl"
     path = api.store_folder / key
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -114,7 +114,9 @@ async def test_a_rollout_is_shown_as_it_was_stored(api: Api) -> None:
     job, attempt = await a_job(api, door)
     failure = {"code": "timeout", "message": "too slow", "grader": None}
     await stored(api, job, attempt, 1, 1, reward=None, failure=failure, item={"answer": [1, None]}, seconds={"a": 0.5})
-    [shown] = (await door.get(f"/v1/jobs/{job.id}/rollouts")).json()["data"]
+    await stored(api, job, attempt, 2, 1, text="\ud83d\ude00\ud83d")
+    [shown, half] = (await door.get(f"/v1/jobs/{job.id}/rollouts")).json()["data"]
+    assert half["text"] == "\U0001f600\ufffd"
     assert (shown["object"], shown["reward"], shown["failure"]) == ("rollout", None, failure)
     assert (shown["text"], shown["tokens"], shown["log_probs"]) == (f"{TALL} 0", [1, 2, 3], [-0.5, -0.25, 0.0])
     assert (shown["item"], shown["seconds"], shown["trained"]) == ({"answer": [1, None]}, {"a": 0.5}, False)

@@ -20,7 +20,15 @@ from sqlalchemy.exc import DBAPIError
 
 from finery_service.auth.secrets import digest
 from finery_service.db.engine import create_engine, transaction
-from finery_service.db.tables import CheckpointRow, EventRow, IdempotencyRow, JobRow, UsageRecordRow
+from finery_service.db.tables import (
+    CheckpointRow,
+    EnvironmentRow,
+    EventRow,
+    IdempotencyRow,
+    JobRow,
+    RolloutFileRow,
+    UsageRecordRow,
+)
 from finery_testing import factories
 from finery_testing.postgres import Database
 
@@ -68,6 +76,12 @@ async def filled(module_database: Database) -> Filled:
             EventRow(**work, seq=1, type="state", data={}),
             UsageRecordRow(**of_attempt, sku="train.sft", unit="step:1", quantity=1, state="provisional"),
             CheckpointRow(**of_attempt, id=f"ckpt_{name}", final=False, **files),
+            RolloutFileRow(
+                **work, attempt_id=attempt.id, kind="eval", step=1, object_key="o", sha256="0" * 64, bytes=1, count=1
+            ),
+            EnvironmentRow(
+                tenant_id=tenant.id, id=f"env_{name}", project_id=tenant.project_id, spec={}, created_at=NOW
+            ),
             IdempotencyRow(
                 tenant_id=tenant.id, key="k", route="r", body_sha256="0", status=200, response={}, created_at=NOW
             ),
@@ -175,7 +189,7 @@ def test_no_row_can_be_written_for_another_tenant(filled: Filled) -> None:
         if "row-level security" in str(caught.value):
             refused_by_policy.add(table)
     # The rest is refused for want of the privilege; these may be written, so the policy is what stands in the way.
-    assert {"files", "jobs", "job_heads", "events", "idempotency_keys"} <= refused_by_policy
+    assert {"files", "jobs", "job_heads", "events", "idempotency_keys", "environments"} <= refused_by_policy
 
 
 def test_rows_of_another_tenant_cannot_be_changed_taken_or_deleted(filled: Filled) -> None:

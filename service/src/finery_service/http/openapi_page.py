@@ -6,6 +6,7 @@ import ast
 import inspect
 import sys
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 
 from fastapi import FastAPI
@@ -83,15 +84,27 @@ def _vocabulary(*roots: type[BaseModel]) -> Iterator[type[BaseModel]]:
 
 
 def _field_docs(kind: type[BaseModel]) -> dict[str, str]:
-    tree = ast.parse(inspect.getsource(sys.modules[kind.__module__]))
+    """By field, inherited ones too."""
     docs: dict[str, str] = {}
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.ClassDef) or node.name != kind.__name__:
-            continue
-        for field, after in zip(node.body, node.body[1:], strict=False):
-            sentence = _text(after)
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and sentence is not None:
-                docs[field.target.id] = " ".join(sentence.split())
+    for base_ in reversed(kind.__mro__):
+        if base_.__module__.startswith("finery.types."):
+            docs |= _docs_of_module(base_.__module__).get(base_.__name__, {})
+    return docs
+
+
+@cache
+def _docs_of_module(module: str) -> dict[str, dict[str, str]]:
+    """By class and field."""
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    return {node.name: _docs_of_class(node) for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+
+
+def _docs_of_class(node: ast.ClassDef) -> dict[str, str]:
+    docs: dict[str, str] = {}
+    for field, after in zip(node.body, node.body[1:], strict=False):
+        sentence = _text(after)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and sentence is not None:
+            docs[field.target.id] = " ".join(sentence.split())
     return docs
 
 

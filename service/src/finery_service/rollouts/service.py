@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Sequence
 from contextlib import aclosing
 
 from obstore.store import ObjectStore
+from pydantic import ValidationError
 from sqlmodel.ext.asyncio.session import AsyncSession
 
 from finery.types.pages import Page
@@ -92,12 +94,24 @@ def _parse(file: RolloutFileRow, taken: Sequence[Line]) -> list[Rollout]:
     """Raises ValueError for what is not as the worker said: an id is where its rollout lies."""
     found = []
     for line in taken:
-        rollout = Rollout.model_validate_json(line.content)
+        try:
+            rollout = _rollout(line.content)
+        except ValueError:  # its text is the customer's: it stays out of the log
+            raise ValueError(f"expected a rollout in line {line.number} of {file.object_key}, found none") from None
         expected = f"roll_{'e' if file.kind == 'eval' else ''}{file.step}_{line.number}"
         if (rollout.id, rollout.job) != (expected, file.job_id):
             raise ValueError(f"expected {expected} of {file.job_id} in {file.object_key}, found {rollout.id[:80]}")
         found.append(rollout)
     return found
+
+
+def _rollout(content: bytes) -> Rollout:
+    """Half a character, which a grader may print, is no JSON for pydantic: it is shown as U+FFFD."""
+    try:
+        return Rollout.model_validate_json(content)
+    except ValidationError:
+        text = json.dumps(json.loads(content), ensure_ascii=False)
+        return Rollout.model_validate_json(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
 
 
 def _place(rollout_id: str) -> Place:
