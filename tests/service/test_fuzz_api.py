@@ -68,7 +68,7 @@ def serving(database: Database, folder: Path) -> Iterator[str]:
 async def fuzzed(database: Database, tmp_path: Path) -> AsyncIterator[Fuzzed]:
     from finery_service.auth.secrets import digest, new_secret, shown_prefix
     from finery_service.db.engine import create_engine
-    from finery_service.db.tables import OperatorKeyRow
+    from finery_service.db.tables import EnvironmentRow, OperatorKeyRow
 
     engine, now = create_engine(database.system_dsn), FakeClock()()
     tenant = await factories.tenant(engine, now=now)
@@ -78,12 +78,23 @@ async def fuzzed(database: Database, tmp_path: Path) -> AsyncIterator[Fuzzed]:
     operator = OperatorKeyRow(
         id="key_root", name="root", prefix=shown_prefix(secret), hash=digest(secret), created_at=now
     )
-    await factories.insert(engine, operator)
+    own: dict[str, Any] = {"tenant_id": tenant.id, "project_id": tenant.project_id, "created_at": now}
+    environment = EnvironmentRow(**own, id="env_real", spec={"type": "reasoning_gym", "task": "chain_sum"})
+    await factories.insert(engine, operator, environment)
+    run: dict[str, Any] = {
+        "id": "erun_real",
+        "environment_id": "env_real",
+        "run": {"request": {}},
+        "state": "validating",
+    }
+    await factories.job(engine, tenant, now=now, method="rl", kind="run", **run)
     key = await factories.key(engine, tenant, now=now, secret=new_secret("fny"))
     await engine.dispose()
+    assert job.training_file_id is not None
     with serving(database, tmp_path / "objects") as url:
         ids = {"job_id": job.id, "file_id": job.training_file_id, "checkpoint_id": row.id, "tenant_id": tenant.id}
-        yield Fuzzed(url, key, secret, {**ids, "name_or_id": factories.MODEL_NAME})
+        more = {"name_or_id": factories.MODEL_NAME, "environment_id": "env_real", "run_id": "erun_real"}
+        yield Fuzzed(url, key, secret, {**ids, **more})
 
 
 async def test_no_request_made_from_the_page_breaks_the_server_or_its_word(fuzzed: Fuzzed) -> None:
@@ -103,7 +114,7 @@ def _fuzz(fuzzed: Fuzzed) -> None:
         for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE) if has_input else (GenerationMode.POSITIVE,):
             _requests(fuzzed, operation.as_strategy(generation_mode=mode))
         count += 1
-    assert count >= 25
+    assert count >= 32
 
 
 def _requests(fuzzed: Fuzzed, cases: Any) -> None:
