@@ -68,7 +68,7 @@ async def test_e18_a_time_that_is_not_rfc_3339_with_a_zone_is_refused(api: Api, 
     ("parameters", "status", "param"),
     [
         ({"state": "done"}, 400, "state"),
-        ({"method": "rl"}, 400, "method"),
+        ({"method": "ppo"}, 400, "method"),
         ({"project": "proj_unknown"}, 404, "project"),
         ({"project": "%00"}, 404, "project"),
         ({"states": "queued"}, 400, "states"),
