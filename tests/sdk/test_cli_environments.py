@@ -11,6 +11,7 @@ import pytest
 from .cli_api import Api
 from .methods_history import DPO, RL
 from .support import NOW, checkpoint_json, error_json, file_json, job_json, page_json
+from .test_cli_more import DATA, SET
 
 GYM = {"type": "reasoning_gym", "task": "chain_sum", "config": {"max_terms": 3}, "seed": 0, "size": 500}
 ENVIRONMENT = {
@@ -170,23 +171,24 @@ def test_a_run_that_fails_ends_with_1_and_its_reason(envs: Api, finery: Any) -> 
     ("command", "said"),
     [
         ("environments create --set novalue", "expected name=value, found 'novalue'"),
-        ("environments create --reward-file {tmp}/nothing.py", "nothing.py"),
-        ("environments create --reward-file {tmp}/empty.py", "empty.py: expected `def grade(sample, item)`"),
-        ("environments create --spec {tmp}/list.json", "list.json: expected a JSON object, found list"),
-        ("environments run env_1 --answers {tmp}/wrong.jsonl", "wrong.jsonl, line 2: expected a text or an object"),
-        ("environments run env_1 --answers {tmp}/number.jsonl", "found int: 7"),
+        ("environments create --reward-file nothing.py", "nothing.py"),
+        ("environments create --reward-file empty.py", "empty.py: expected `def grade(sample, item)`"),
+        ("environments create --spec list.json", "list.json: expected a JSON object, found list"),
+        ("environments run env_1 --answers wrong.jsonl", "wrong.jsonl, line 2: expected a text or an object"),
+        ("environments run env_1 --answers number.jsonl", "found int: 7"),
         ("jobs create --method rl --environment nothing", "expected the id of an environment or the path of a spec"),
-        ("jobs create --method rl --reward-file {tmp}/reward.py", "expected --environment, the path of a spec"),
-        ("jobs create --environment env_1 --reward-file {tmp}/reward.py", "expected --environment, the path of a"),
+        ("jobs create --method rl --reward-file reward.py", "expected --environment, the path of a spec"),
+        ("jobs create --environment env_1 --reward-file reward.py", "expected --environment, the path of a"),
     ],
 )
 def test_wrong_usage_ends_with_2_and_sends_nothing(
-    envs: Api, finery: Any, tmp_path: Path, command: str, said: str
+    envs: Api, finery: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, said: str
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # short names: a box of the terminal's width wraps long ones
     contents = {"empty.py": "", "list.json": "[1]", "wrong.jsonl": '"a"\n{', "number.jsonl": "7\n", "reward.py": REWARD}
     for name, content in contents.items():
         (tmp_path / name).write_text(content)
-    result = finery(*command.format(tmp=tmp_path).split())
+    result = finery(*command.split())
     assert result.code == 2
     assert said in " ".join(result.err.replace("│", "").split())
     assert envs.server is not None
@@ -269,6 +271,22 @@ def test_an_rl_job_and_its_checkpoints_show_environment_and_reward(api: Api, fin
     assert words(finery("checkpoints", "list").out)[1].startswith("ckpt_1 job_1 3 ★ best reward 0.75 adapter")
     api.answers["GET /v1/jobs/job_1"] = (200, {**job, "environment_id": "env_1"})
     assert "environment env_1" in words(finery("jobs", "get", "job_1").out)
+
+
+@pytest.mark.parametrize(
+    ("format_", "said"),
+    [
+        ("prompts", ["train data prompts, 95 of 100 prompts used", "tokens 12,345"]),
+        (
+            "preference",
+            ["train data preference, 95 of 100 pairs used", "tokens 12,345, 2,469 (20.0%) trained in one pass"],
+        ),
+    ],
+)
+def test_data_of_pairs_and_prompts_is_called_by_its_name(api: Api, finery: Any, format_: str, said: list[str]) -> None:
+    data = {**DATA, "sets": {"train": {**SET, "format": format_}}, "warnings": []}
+    api.answers = {"GET /v1/jobs/job_1": (200, job_json(data=data))}
+    assert set(said) <= set(words(finery("jobs", "get", "job_1").out))
 
 
 def test_a_jobs_own_upload_is_of_its_format(api: Api, finery: Any, tmp_path: Path) -> None:

@@ -153,6 +153,8 @@ async def test_the_best_checkpoint_is_the_one_that_the_job_names(kind: Client) -
     for job, why in (
         (job_json(), "it has no validation file"),
         (job_json(validation_file="file_2"), r"none was evaluated yet \(running\)"),
+        (job_json(method="rl"), "it holds no eval_prompts out"),
+        (job_json(method="rl", hyperparameters={"eval_prompts": 8}), r"none was evaluated yet \(running\)"),
     ):
         with pytest.raises(FineryError, match=f"Job job_1 has no best checkpoint: {why}"):
             await value(mocked(kind, Recorder(ok(job))).checkpoints.best("job_1"))

@@ -87,10 +87,12 @@ def _print_set(name: str, found: SetReport) -> None:
     """Counts, what was dropped and truncated and where, and how long the rows are."""
     reasons = [f"{count} {reason.replace('_', ' ')}" for reason, count in found.dropped.items()]
     dropped = ", ".join(reasons) or str(found.dropped_rows)
+    noun = {"preference": "pairs", "prompts": "prompts"}.get(found.format, "rows")
+    trained = f", {_percent(found.trained_tokens, found.tokens)} trained in one pass" if noun != "prompts" else ""
     print_facts(
         (
-            (f"{name} data", f"{found.format}, {_of(found.rows, found.rows + found.dropped_rows, 'rows')} used"),
-            ("tokens", f"{found.tokens:,}, {_percent(found.trained_tokens, found.tokens)} trained in one pass"),
+            (f"{name} data", f"{found.format}, {_of(found.rows, found.rows + found.dropped_rows, noun)} used"),
+            ("tokens", f"{found.tokens:,}{trained}"),
             (
                 "dropped",
                 _places(dropped, found.dropped_rows, found.dropped_lines),
