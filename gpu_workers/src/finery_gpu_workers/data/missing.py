@@ -18,12 +18,12 @@ _RENDERED_AGAIN = 4
 _OUT_OF_ORDER = 16
 
 
-def missing_from(template: Template, row: ChatRow, text: str) -> frozenset[str]:
-    """Codes of warnings. `text`: the row as the template wrote it."""
+def missing_from(template: Template, row: ChatRow, text: str, *, prompt: bool = False) -> frozenset[str]:
+    """Codes of warnings. `text`: the row as the template wrote it, with `prompt` as one that is to be answered."""
     found = set()
     if row.tools:
         if template.takes_tools is None:
-            template.takes_tools = _differs(template, text, row.messages, None)
+            template.takes_tools = _differs(template, text, row.messages, None, prompt)
         if not template.takes_tools:
             found.add("tools_not_rendered")
     first = row.messages[0]
@@ -32,14 +32,14 @@ def missing_from(template: Template, row: ChatRow, text: str) -> frozenset[str]:
         found.add("system_not_rendered")
     if not _contents_are_in(row.messages[system:], text):
         found.add("content_not_rendered")
-    if any("tool_calls" in message for message in row.messages) and not _calls_are_in(template, row, text):
+    if any("tool_calls" in message for message in row.messages) and not _calls_are_in(template, row, text, prompt):
         found.add("tools_not_rendered")
     return frozenset(found)
 
 
-def _differs(template: Template, text: str, messages: tuple[Message, ...], tools: Any) -> bool:
+def _differs(template: Template, text: str, messages: tuple[Message, ...], tools: Any, prompt: bool) -> bool:
     try:
-        return template.render(messages, tools=tools) != text
+        return template.render(messages, prompt=prompt, tools=tools) != text
     except RowError:
         return True
 
@@ -71,7 +71,7 @@ def _find(text: str, content: str, place: int) -> int:
     return found + len(content) if found >= 0 else -1
 
 
-def _calls_are_in(template: Template, row: ChatRow, text: str) -> bool:
+def _calls_are_in(template: Template, row: ChatRow, text: str, prompt: bool) -> bool:
     places = [(n, k) for n, m in enumerate(row.messages) for k in range(len(m.get("tool_calls", ())))]
     functions = [row.messages[n]["tool_calls"][k]["function"] for n, k in places]
     if any(function["name"] not in text for function in functions):
@@ -80,18 +80,18 @@ def _calls_are_in(template: Template, row: ChatRow, text: str) -> bool:
     for function in functions:
         place = _find(text, as_json(function["arguments"]), place)
         if place < 0:  # written in another way, perhaps; a template that leaves some out writes the first
-            return all(_matters(template, row, text, n, k) for n, k in places[-_RENDERED_AGAIN:])
+            return all(_matters(template, row, text, n, k, prompt) for n, k in places[-_RENDERED_AGAIN:])
     return True
 
 
-def _matters(template: Template, row: ChatRow, text: str, n: int, k: int) -> bool:
+def _matters(template: Template, row: ChatRow, text: str, n: int, k: int, prompt: bool) -> bool:
     """Whether the row is written otherwise if the call's arguments are other ones."""
     message = row.messages[n]
     calls = list(message["tool_calls"])
     name = calls[k]["function"]["name"]
     calls[k] = calls[k] | {"function": other_call(calls[k])["function"] | {"name": name}}
     changed = message | {"tool_calls": calls}
-    return _differs(template, text, (*row.messages[:n], changed, *row.messages[n + 1 :]), row.tools)
+    return _differs(template, text, (*row.messages[:n], changed, *row.messages[n + 1 :]), row.tools, prompt)
 
 
 def other_call(call: dict[str, Any]) -> dict[str, Any]:

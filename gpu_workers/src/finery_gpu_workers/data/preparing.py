@@ -116,8 +116,7 @@ class Preparing:
             count(rendering, [kept], self.renderer, statistics)
             if isinstance(kept, str):
                 continue
-            if not writer.samples:
-                self.renderer.note_end_of_turn(rendering.row)
+            self.renderer.note_end_of_turn(rendering.row)
             repeats.add([kept], rendering.line)
             writer.add(kept, rendering.line)
             items.add(place, rendering.row)

@@ -29,7 +29,7 @@ def render_prompt(template: Template | None, row: PromptRow) -> Prompted:
         return Prompted(row.text, is_text=True)
     assert template is not None
     text = template.render(row.messages, prompt=True, tools=row.tools)
-    missing = missing_from(template, ChatRow(row.messages, row.tools), text)
+    missing = missing_from(template, ChatRow(row.messages, row.tools), text, prompt=True)
     return Prompted(text, False, missing, _rewritten(template, row, text))
 
 

@@ -127,8 +127,9 @@ class Renderer:
         return found
 
     def note_end_of_turn(self, row: PromptRow) -> None:
-        """Notes what ends the answer to a prompt, where the template shows it: answers are sampled, not rendered."""
-        if self.template is None or row.text is not None:
+        """Notes what ends the answer to a prompt, where the template shows it: answers are sampled, not rendered. The
+        first prompt that can be answered tells it for all."""
+        if self.template is None or row.text is not None or self.tokenizer.end_of_turn:
             return
         answered = ChatRow((*row.messages, {"role": "assistant", "content": "x"}), row.tools)
         with suppress(RowError):

@@ -140,12 +140,13 @@ class SetStatistics:
         """`param`: the field of the job that names the file."""
         found = []
         for code, lines in sorted(self.noted.items()):
-            message = f"{param}: {_MESSAGES[code].format(count=lines.count)}, the first in line {lines.first[0]}."
+            place = f"line {lines.first[0]}"
             named: dict[str, object] = {}
             if code == _SPECIAL:
                 named = {"tokens": dict(self.special.most_common(_LISTED_TOKENS))}
             elif code == _REWRITTEN:
-                named = {"message": self.rewritten}
+                named, place = {"message": self.rewritten}, f"{place}, message {self.rewritten}"
+            message = f"{param}: {_MESSAGES[code].format(count=lines.count)}, the first in {place}."
             found.append(_warning(code, message, param, rows=lines.count, lines=lines.first, **named))
         if lost := self.reasoning_in_data - self.reasoning_trained:
             message = (
@@ -157,5 +158,5 @@ class SetStatistics:
         return found
 
 
-def _warning(code: str, message: str, param: str, **details: object) -> types.Warning:
+def _warning(code: str, message: str, param: str, /, **details: object) -> types.Warning:
     return types.Warning(code=code, message=message, param=param, details=[details])
