@@ -26,9 +26,6 @@ def check(spec: RlJobCreate) -> None:
     if hyper.overlong != "penalize":
         expected = "overlong penalize next to it, as nothing else has a buffer"
         _must_be_default(hyper, "overlong_buffer", expected, hyper.overlong)
-    elif hyper.overlong_buffer is not None and hyper.overlong_buffer > hyper.max_new_tokens:
-        expected = f"at most max_new_tokens ({hyper.max_new_tokens})"
-        raise refusal("invalid_value", "hyperparameters.overlong_buffer", expected, hyper.overlong_buffer)
 
 
 def check_held_out(hyper: RlHyperparameters, rows: int, held_out: int | None, param: str) -> None:
@@ -44,7 +41,8 @@ def check_held_out(hyper: RlHyperparameters, rows: int, held_out: int | None, pa
 def fitted(hyper: RlHyperparameters, model: ModelRow) -> RlHyperparameters:
     """With nothing left open, and with prompts and answers that the model takes, as far as nobody wrote their lengths.
 
-    Raises 400 for given ones that together are longer than the model takes.
+    Raises 400 for given ones that together are longer than the model takes, and for a buffer that is longer than an
+    answer.
     """
     limit, given = model.max_length, hyper.model_fields_set
     new, prompt = hyper.max_new_tokens, hyper.max_prompt_tokens
@@ -56,6 +54,9 @@ def fitted(hyper: RlHyperparameters, model: ModelRow) -> RlHyperparameters:
         name = "max_prompt_tokens" if "max_prompt_tokens" in given else "max_new_tokens"
         expected = f"max_prompt_tokens + max_new_tokens of at most {limit}, which {model.name} takes"
         raise refusal("max_length_too_long", f"hyperparameters.{name}", expected, f"{prompt} + {new}")
+    if hyper.overlong_buffer is not None and hyper.overlong_buffer > new:
+        expected = f"at most max_new_tokens ({new})"
+        raise refusal("invalid_value", "hyperparameters.overlong_buffer", expected, hyper.overlong_buffer)
     return resolved(hyper.model_copy(update={"max_new_tokens": new, "max_prompt_tokens": prompt}))
 
 
