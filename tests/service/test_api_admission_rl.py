@@ -182,7 +182,7 @@ async def test_an_environment_comes_with_the_job_or_by_its_id(api: Api) -> None:
     assert (gym["training_file"], gym["validation_file"], gym["environment_id"]) == (None, None, None)
     assert (gym["environment"]["task"], gym["environment"]["size"]) == ("chain_sum", 500), "defaults are told"
     listed = (await door.get("/v1/jobs?method=rl&method=dpo")).json()["data"]
-    assert [job["id"] for job in listed] == [gym["id"], inline["id"], by_id["id"]]
+    assert {job["id"] for job in listed} == {gym["id"], inline["id"], by_id["id"]}
     row = await control.job_row(api.system_engine, by_id["id"])
     assert row.spec["environment"] == row.environment_id, "as it was asked for"
 
