@@ -17,13 +17,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from finery.types.jobs import Intent
-from finery.types.methods import DpoHyperparameters, FullWeights, LoraAdapter
+from finery.types.methods import FullWeights, LoraAdapter
 from finery_gpu_workers import run
 from finery_gpu_workers.data.preference import Pairs
-from finery_gpu_workers.data.prepared import PreparedSet, load
+from finery_gpu_workers.data.prepared import load
 from finery_gpu_workers.learner import Learner
-from finery_gpu_workers.methods.dpo_reference import packed_pairs
-from finery_gpu_workers.models.load import load_model
 from finery_gpu_workers.report import ControlPlane
 from finery_protos.v1 import worker_pb2 as pb
 from finery_testing.control_plane import FakeControlPlane
@@ -221,41 +219,6 @@ def test_micro_batches_change_nothing_and_never_split_a_pair(make_job: MakeJob) 
     for other in found[1:]:
         assert np.allclose(other[0], found[0][0], rtol=1e-6, atol=1e-6)
         assert np.allclose(other, found[0], rtol=1e-4, atol=1e-5)
-
-
-def set_of(pairs: list[tuple[bytes, bytes, bytes]]) -> PreparedSet:
-    rows = [[(p, c), (p, r)] for p, c, r in pairs]
-    sides = [side for row in rows for side in row]
-    tokens = [np.frombuffer(p + a, dtype=np.uint8).astype(np.int32) for p, a in sides]
-    masks = [np.array([0] * len(p) + [1] * len(a), dtype=np.uint8) for p, a in sides]
-    lengths, prompts = np.array([len(t) for t in tokens]), np.array([len(p) for p, _ in sides])
-    shard: dict[str, Any] = {
-        "tokens": np.concatenate(tokens),
-        "mask": np.concatenate(masks),
-        "offsets": np.concatenate(([0], np.cumsum(lengths))),
-    }
-    trained_tokens = np.array([int(m.sum()) for m in masks])
-    return PreparedSet((shard,), lengths, trained_tokens, np.array([0, len(tokens)]), prompts)
-
-
-def test_b13_answers_are_scored_in_the_context_of_their_prompt_and_nothing_else_is(tiny_folder: Path) -> None:
-    pairs = Pairs(set_of([(b"one prompt", b"yes", b"never"), (b"another one", b"yes", b"never")]))
-    batch = packed_pairs(pairs, np.arange(2))
-    assert batch.scored_counts == (3, 5, 3, 5)
-    assert bytes(batch.targets[batch.weights > 0].tolist()) == b"yesnever" * 2
-    model = load_model(tiny_folder, device="cpu", dtype=torch.float32)
-    learner = Learner.create(model, FULL, DpoHyperparameters(), seed=0)
-    found = learner.log_probs(batch).split([8, 8])
-    assert float((found[0] - found[1]).abs().min()) > 1e-4
-    # What would be predicted inside a prompt counts for nothing, not even in the gradient.
-    gradients = []
-    for wrong in (0, 77):
-        batch.targets[batch.weights == 0] = wrong
-        learner.forward_backward_with(batch, lambda log_probs: log_probs[:3].sum() - log_probs[3:].sum())
-        gradients.append(learner._parameters.gradients.clone())
-        learner._parameters.gradients.zero_()
-    assert torch.equal(*gradients)
-    assert gradients[0].any()
 
 
 def test_the_token_that_ends_the_answer_is_trained(make_job: MakeJob) -> None:

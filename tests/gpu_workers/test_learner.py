@@ -134,7 +134,7 @@ def test_logits_in_chunks_give_the_same_loss_and_gradient(folder: Path, monkeypa
     some = rows(5, seed=3)
     whole, chunked = learner(folder), learner(folder)
     one = whole.forward_backward(pack(some), scored(some))
-    monkeypatch.setattr("finery_gpu_workers.learner._LOGITS_AT_ONCE", 261 * 7)
+    monkeypatch.setattr("finery_gpu_workers.scoring._LOGITS_AT_ONCE", 261 * 7)
     other = chunked.forward_backward(pack(some), scored(some))
     assert one.tokens == other.tokens
     assert other.loss_sum == pytest.approx(one.loss_sum, rel=1e-6)

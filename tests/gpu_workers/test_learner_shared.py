@@ -129,8 +129,8 @@ def test_chunks_of_logits_kept_or_computed_again_change_nothing(
     one, batch = learner(folder), pack_shared(groups())
     expected = one.forward_backward_with(batch, curved), gradient(one)
     one._parameters.gradients.zero_()
-    monkeypatch.setattr("finery_gpu_workers.learner._LOGITS_AT_ONCE", 261 * 33)
-    monkeypatch.setattr("finery_gpu_workers.learner._KEPT_BYTES", kept)
+    monkeypatch.setattr("finery_gpu_workers.scoring._LOGITS_AT_ONCE", 261 * 33)
+    monkeypatch.setattr("finery_gpu_workers.scoring._KEPT_BYTES", kept)
     torch.testing.assert_close(one.forward_backward_with(batch, curved), expected[0], rtol=1e-6, atol=1e-6)
     for name, value in gradient(one).items():
         torch.testing.assert_close(value, expected[1][name], rtol=1e-3, atol=2e-5 * float(value.abs().max()), msg=name)

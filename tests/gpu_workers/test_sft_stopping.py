@@ -10,7 +10,8 @@ import pytest
 
 from finery.types.methods import SftHyperparameters
 from finery_gpu_workers import run
-from finery_gpu_workers.learner import Learner, LossSum
+from finery_gpu_workers.learner import Learner
+from finery_gpu_workers.scoring import LossSum
 from finery_gpu_workers.stopping import Patience
 from finery_protos.v1 import worker_pb2 as pb
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,31 +14,15 @@ from torch import Tensor
 
 from finery.types.methods import Adapter, LoraAdapter, Optimization
 from finery_gpu_workers.batch import PackedBatch
-from finery_gpu_workers.losses.cross_entropy import cross_entropy
-from finery_gpu_workers.losses.log_probs import token_log_probs
 from finery_gpu_workers.models.export import export_full, export_merged
 from finery_gpu_workers.models.interface import Model
 from finery_gpu_workers.models.lora import Lora, attach
 from finery_gpu_workers.models.peft_layout import export_peft, load_peft
 from finery_gpu_workers.optim import AdamW, FlatParameters, clip
+from finery_gpu_workers.scoring import Loss, LossSum, backward_from_log_probs, likelihood, log_probs
 from finery_gpu_workers.working import WorkingCopies
 
-# Logits are computed for this many numbers at a time: 64 MB in float32, of which the loss needs three.
-_LOGITS_AT_ONCE = 2**24
-# Bytes of softmaxes that are kept between the two halves of `forward_backward_with`; beyond, they are computed again.
-_KEPT_BYTES = 2**28
 _EXCHANGED_AT_ONCE = 2**20
-
-Loss = Callable[[Tensor], Tensor]
-"""log-probs float32 [scored] on the model's device → float32 scalar, already divided by its global denominators."""
-
-
-@dataclass(frozen=True)
-class LossSum:
-    loss_sum: float
-    """Weighted sum over the batch, not divided by anything."""
-    tokens: int
-    """Positions with weight > 0."""
 
 
 @dataclass(frozen=True)
@@ -119,14 +103,12 @@ class Learner:
         """Adds the gradient of (weighted loss sum / denominator) to what is there."""
         if denominator < 1:
             raise ValueError(f"denominator: expected at least 1 token, found {denominator}")
-        batch = self._ready(batch)
-        scored = batch.weights.nonzero().squeeze(1)
+        batch, scored = self._ready(batch)
         if len(scored) == 0:
             return LossSum(0.0, 0)
         hidden = self._hidden(batch)[scored]
-        # The head is apart from the rest of the graph, so that logits live for one chunk only.
-        gradient = torch.empty_like(hidden)
-        total = self._score(hidden.detach(), batch.targets[scored], batch.weights[scored], gradient, denominator)
+        gradient, weights = torch.empty_like(hidden), batch.weights[scored]
+        total = likelihood(self._model, hidden.detach(), batch.targets[scored], weights, gradient, denominator)
         hidden.backward(gradient)
         self._finite &= math.isfinite(total.loss_sum)
         return total
@@ -136,54 +118,27 @@ class Learner:
 
         Weights above 0 only select positions. Returns the log-probs, on the CPU.
         """
-        batch = self._ready(batch)
-        scored = batch.weights.nonzero().squeeze(1)
+        batch, scored = self._ready(batch)
         if len(scored) == 0:
             return torch.zeros(0)
         hidden, targets = self._hidden(batch)[scored], batch.targets[scored]
-        leaf, parts = hidden.detach(), self._chunks(len(scored))
-        kept = _KEPT_BYTES // (self._model.vocab * leaf.element_size())
-        found: list[tuple[Tensor, Tensor | None]] = []  # log-probs, and what they are a function of, if it is kept
-        for part in parts:
-            with torch.set_grad_enabled(part.stop <= kept):
-                inputs = leaf[part].requires_grad_(part.stop <= kept)
-                log_probs = token_log_probs(self._model.logits(inputs), targets[part], temperature)
-            found.append((log_probs, inputs if part.stop <= kept else None))
-        whole = torch.cat([log_probs.detach() for log_probs, _ in found]).requires_grad_()
-        value = loss(whole)
-        self._finite &= bool(value.detach().isfinite())
-        (upstream,) = torch.autograd.grad(value, whole)
-        gradient = torch.empty_like(hidden)
-        for part, (log_probs, kept_inputs) in zip(parts, found, strict=True):
-            inputs = leaf[part].requires_grad_() if kept_inputs is None else kept_inputs
-            if kept_inputs is None:
-                log_probs = token_log_probs(self._model.logits(inputs), targets[part], temperature)
-            log_probs.backward(upstream[part])
-            assert inputs.grad is not None
-            gradient[part] = inputs.grad
+        found, value, gradient = backward_from_log_probs(self._model, hidden.detach(), targets, loss, temperature)
         hidden.backward(gradient)
-        return whole.detach().cpu()
+        self._finite &= math.isfinite(value)
+        return found.cpu()
 
     @torch.no_grad()
     def log_probs(self, batch: PackedBatch, temperature: float = 1.0) -> Tensor:
         """log softmax(logits / temperature)[target] where weights are above 0, in order of rows; float32 on the CPU."""
-        batch = self._ready(batch)
-        scored = batch.weights.nonzero().squeeze(1)
+        batch, scored = self._ready(batch)
         if len(scored) == 0:
             return torch.zeros(0)
-        hidden, targets = self._hidden(batch)[scored], batch.targets[scored]
-        parts = [
-            token_log_probs(self._model.logits(hidden[part]), targets[part], temperature)
-            for part in self._chunks(len(scored))
-        ]
-        return torch.cat(parts).cpu()
+        return log_probs(self._model, self._hidden(batch)[scored], batch.targets[scored], temperature).cpu()
 
     @torch.no_grad()
     def evaluate(self, batch: PackedBatch) -> LossSum:
-        batch = self._ready(batch)
-        scored = batch.weights.nonzero().squeeze(1)
-        hidden = self._hidden(batch)[scored]
-        return self._score(hidden, batch.targets[scored], batch.weights[scored], None, 1)
+        batch, scored = self._ready(batch)
+        return likelihood(self._model, self._hidden(batch)[scored], batch.targets[scored], batch.weights[scored])
 
     @torch.no_grad()
     def keep_reference(self) -> None:
@@ -288,30 +243,10 @@ class Learner:
     def _buffers(self) -> dict[str, Tensor]:
         return {"master": self._parameters.values, "mean": self._optimizer.mean, "square": self._optimizer.square}
 
-    def _ready(self, batch: PackedBatch) -> PackedBatch:
-        """On the model's device, with prefixes apart where the model cannot share them."""
-        return (batch if self._model.shares_prefixes else batch.expanded()).to(self._model.device)
+    def _ready(self, batch: PackedBatch) -> tuple[PackedBatch, Tensor]:
+        """On the model's device, prefixes apart where the model cannot share them; and which positions are scored."""
+        batch = (batch if self._model.shares_prefixes else batch.expanded()).to(self._model.device)
+        return batch, batch.weights.nonzero().squeeze(1)
 
     def _hidden(self, batch: PackedBatch) -> Tensor:
         return self._model.forward(batch.tokens, batch.positions, batch.lengths, batch.parents)
-
-    def _chunks(self, count: int) -> list[slice]:
-        """Positions whose logits are computed at once."""
-        size = max(1, _LOGITS_AT_ONCE // self._model.vocab)
-        return [slice(start, min(start + size, count)) for start in range(0, count, size)]
-
-    def _score(
-        self, hidden: Tensor, targets: Tensor, weights: Tensor, gradient: Tensor | None, denominator: int
-    ) -> LossSum:
-        """The loss, chunk by chunk; the gradient of loss / denominator with respect to `hidden` goes to `gradient`."""
-        loss_sum, tokens = 0.0, 0
-        for part in self._chunks(len(hidden)):
-            leaf = hidden[part].requires_grad_(gradient is not None)
-            loss = cross_entropy(self._model.logits(leaf), targets[part], weights[part])
-            if gradient is not None:
-                (loss.numerator / denominator).backward()
-                assert leaf.grad is not None
-                gradient[part] = leaf.grad
-            loss_sum += float(loss.numerator.detach())
-            tokens += loss.tokens
-        return LossSum(loss_sum, tokens)
