@@ -6,7 +6,10 @@ import re
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from finery._environment_run import bins
 from finery.types.environments import EnvironmentRun
 
 from .html import Tags
@@ -131,6 +134,32 @@ def test_html_has_a_row_for_each_answer_and_the_distribution() -> None:
     found = Tags(run({"output_text": "a" * 100, "reward": 1.0}, {"reward": 0.5})._repr_html_())
     assert "a" * 100 in found.text, "more of an answer than a terminal has room for"
     assert "2 rewards: mean 0.75, lowest 0.5, highest 1" in found.text
+
+
+ANSWERS = st.builds(
+    dict,
+    output_text=st.text(max_size=80),
+    reward=st.none() | st.floats(allow_nan=False, allow_infinity=False),
+    parts=st.dictionaries(st.text(max_size=8), st.none() | st.floats(allow_nan=False), max_size=2),
+    printed=st.text(max_size=20),
+    failure=st.none() | st.builds(dict, code=st.text(max_size=8), message=st.text(max_size=40)),
+)
+
+
+@given(st.lists(ANSWERS, max_size=20), st.text(max_size=20))
+def test_whatever_an_answer_holds_it_is_shown_and_nothing_more(answers: list[dict[str, Any]], words: str) -> None:
+    one = run(*answers, prompts=[{"index": 0, "text": words, "item": {words: words}}])
+    shown = one.text(color=False)
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\ud800-\udfff]", shown)
+    assert Tags(one.html()).attributes <= {"lang", "charset", "http-equiv", "content", "class", "dir"}
+
+
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=30))
+def test_every_reward_is_in_one_bar(rewards: list[float]) -> None:
+    found = bins(rewards, min(rewards), max(rewards))
+    assert sum(count for _, count in found) == len(rewards)
+    assert len(found) <= 8
+    assert len(found) == min(8, len(set(rewards)))
 
 
 def test_print_shows_the_text() -> None:

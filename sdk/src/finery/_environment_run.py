@@ -124,20 +124,22 @@ def _distribution(run: EnvironmentRun) -> list[str]:
     said = f"{_count(len(rewards), 'reward')}, {lost} without one" if lost else _count(len(rewards), "reward")
     if not rewards:
         return [said]
-    low, high, mean = min(rewards), max(rewards), math.fsum(rewards) / len(rewards)
-    bars = _bins(rewards, low, high)
+    low, high = min(rewards), max(rewards)
+    mean = math.fsum(reward / len(rewards) for reward in rewards)  # a sum of the largest floats is none
+    bars = bins(rewards, low, high)
     most, width = max(count for _, count in bars), max(len(name) for name, _ in bars)
     lines = (f"  {name:>{width}}  {count:>5}  {'█' * math.ceil(count * _BAR / most)}".rstrip() for name, count in bars)
     head = f"{said}: mean {_number(mean)}, lowest {_number(low)}, highest {_number(high)}"
     return ["\n".join([head, *lines])]
 
 
-def _bins(rewards: list[float], low: float, high: float) -> list[tuple[str, int]]:
+def bins(rewards: list[float], low: float, high: float) -> list[tuple[str, int]]:
+    """Each value, or each of eight equal ranges from `low` to `high`, and how many rewards it has."""
     counts = Counter(rewards)
     if len(counts) <= _BINS:
         return [(_number(value), count) for value, count in sorted(counts.items())]
-    width = (high - low) / _BINS
-    places = Counter(min(int((value - low) / width), _BINS - 1) for value in rewards)
+    width = high / _BINS - low / _BINS
+    places = Counter(min(int(value / width - low / width), _BINS - 1) for value in rewards)
     return [(f"{_number(low + n * width)} to {_number(low + (n + 1) * width)}", places[n]) for n in range(_BINS)]
 
 
