@@ -80,6 +80,12 @@ async def test_it_is_there_as_before_and_can_be_built_on(empty_database: Databas
             "/v1/jobs", json={"method": "sft", "from_checkpoint": "ckpt_1", "training_file": "file_1"}
         )
         assert (on.status_code, on.json()["adapter"]["rank"]) == (201, 8)
+        spec = {"type": "reasoning_gym", "task": "chain_sum"}
+        tuned = await client.post("/v1/jobs", json={"method": "rl", "from_checkpoint": "ckpt_1", "environment": spec})
+        assert (tuned.status_code, tuned.json()["training_file"]) == (201, None), tuned.text
+        assert (await client.post("/v1/environments", json={"spec": spec})).status_code == 201
+        [model] = (await client.get("/v1/models")).json()["data"]
+        assert (model["prices"]["train.sft"], model["prices"]["rollout.generated"]) == ("0.4", "0.4")
         assert (await client.delete("/v1/checkpoints/ckpt_1")).status_code == 409
         assert (await client.post(f"/v1/jobs/{on.json()['id']}/cancel")).json()["intent"] == "cancel"
     await app_engine.dispose()

@@ -24,6 +24,7 @@ from finery_service.home import is_free
 from finery_testing.stack import Stack
 
 pytestmark = pytest.mark.e2e
+JUDGES_KEY = "sk-of-the-judge"
 CHILDREN = ("postgres", "ray", "api", "rpc", "reconcile")
 
 
@@ -33,8 +34,10 @@ def stack() -> Iterator[Stack]:
     folder.chmod(0o755)  # as root, PostgreSQL runs as an unprivileged user and must reach its data
     stack = Stack(folder / "home", slots=3)
     try:
-        stack.start()
-        yield stack
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("FINERY_SCORE_MODELS", f'{{"https://judge.example/v1": "{JUDGES_KEY}"}}')
+            stack.start()
+            yield stack
     finally:
         if stack.process is not None and stack.process.poll() is None:
             stack.process.kill()
@@ -86,7 +89,7 @@ def test_ready_means_that_every_process_does_its_work(stack: Stack) -> None:
 
 def test_secrets_are_in_private_files_and_nowhere_else(stack: Stack) -> None:
     secrets = [*json.loads((stack.home / "secrets.json").read_text()).values()]
-    secrets += [(stack.home / name).read_text().strip() for name in ("operator.key", "tenant.key")]
+    secrets += [JUDGES_KEY, *((stack.home / name).read_text().strip() for name in ("operator.key", "tenant.key"))]
     for name in ("secrets.json", "operator.key", "tenant.key", "state.json"):
         assert stat.S_IMODE((stack.home / name).stat().st_mode) == 0o600, name
     shown = [stack.home / "state.json", stack.home.parent / "up.log", *(stack.home / "logs").iterdir()]
@@ -100,9 +103,9 @@ def test_each_process_holds_only_the_secrets_that_it_needs(stack: Stack) -> None
     allowed = {
         "postgres": set(),
         "ray": {"RAY_AUTH_TOKEN"},
-        "api": {"FINERY_APP_DSN", "FINERY_SYSTEM_DSN"},
+        "api": {"FINERY_APP_DSN", "FINERY_SYSTEM_DSN", "FINERY_SCORE_MODELS"},
         "rpc": {"FINERY_SYSTEM_DSN", "FINERY_WORKER_SECRET"},
-        "reconcile": {"FINERY_SYSTEM_DSN", "FINERY_WORKER_SECRET", "FINERY_RAY_TOKEN"},
+        "reconcile": {"FINERY_SYSTEM_DSN", "FINERY_WORKER_SECRET", "FINERY_RAY_TOKEN", "FINERY_SCORE_MODELS"},
     }
     secret = {"FINERY_OWNER_DSN", *(name for names in allowed.values() for name in names)}
     for child, names in allowed.items():
