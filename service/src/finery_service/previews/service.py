@@ -48,7 +48,6 @@ async def create(session: AsyncSession, member: Member, file_id: str, body: Prev
     if model is None:
         expected = "the name or id of a model in the catalogue"
         raise refusal("model_not_found", "model", expected, body.model)
-    specs.check_format("sft", file.format, "file_id")
     specs.check_train_on(body.train_on, file.format, "train_on")
     body = body.model_copy(update={"max_length": specs.fitting_length(body, model, "max_length")})
     if await store.pending(session, member.tenant_id) >= MAX_PENDING:
