@@ -104,6 +104,7 @@ class Sandbox:
         poll = select.poll()
         poll.register(self._result, select.POLLIN)
         poll.register(stdin, select.POLLOUT)
+        poll.register(self._reports, select.POLLIN)
         while b"\n" not in self._buffer:
             ready = dict(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
             if not ready or len(self._buffer) > _LINE_BYTES:
@@ -112,6 +113,8 @@ class Sandbox:
             if stdin in ready and not (sending := self._sent(stdin, sending)):
                 poll.unregister(stdin)
             if self._result in ready and not self._received():
+                poll.unregister(self._result)  # its keeper says soon how it ended
+            elif self._result not in ready and self._reports in ready:
                 self._ended()
         answer, _, self._buffer = self._buffer.partition(b"\n")
         return answer

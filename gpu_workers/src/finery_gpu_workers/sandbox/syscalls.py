@@ -32,6 +32,12 @@ _REFUSED = (
 )
 _SIGNALS = ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
 _FORKS = ("fork", "vfork", "clone")
+_ATTRIBUTES = (
+    *("chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "lchown", "fchown", "fchownat", "utime", "utimes"),
+    *("utimensat", "futimesat", "setxattr", "lsetxattr", "fsetxattr", "setxattrat", "removexattr", "lremovexattr"),
+    *("fremovexattr", "removexattrat", "file_setattr", "mknod", "mknodat"),
+)
+"""Landlock leaves the attributes of a user's own files alone, wherever they are."""
 _NEW_NAMESPACE = 0x7E020080
 """CLONE_NEWTIME, NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET."""
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
@@ -39,8 +45,8 @@ _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 
 @lru_cache
 def seccomp_filter(*, alone: bool) -> bytes:
-    """As BPF for `prctl` and bubblewrap. `alone`: neither signals nor further processes and threads either, for where
-    the code has no user and no process namespace of its own.
+    """As BPF for `prctl` and bubblewrap. `alone`: no signals, no further processes and threads and no changes
+    of files' attributes either, for where the code has no user and no process namespace of its own.
 
     Raises SandboxUnavailable without libseccomp.
     """
@@ -50,7 +56,7 @@ def seccomp_filter(*, alone: bool) -> bytes:
         raise SandboxUnavailable(f"seccomp: expected pyseccomp and libseccomp.so.2, found {error}") from error
     refused = pyseccomp.ERRNO(errno.EPERM)
     rules = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
-    for name in (*_REFUSED, *(_SIGNALS + _FORKS if alone else ())):
+    for name in (*_REFUSED, *(_SIGNALS + _FORKS + _ATTRIBUTES if alone else ())):
         _add(rules, refused, name)
     if not alone:
         for bit in (1 << n for n in range(32) if _NEW_NAMESPACE >> n & 1):
