@@ -136,7 +136,7 @@ def test_html_has_a_row_for_each_answer_and_the_distribution() -> None:
     assert "2 rewards: mean 0.75, lowest 0.5, highest 1" in found.text
 
 
-ANSWERS = st.builds(
+ANSWERS: st.SearchStrategy[dict[str, Any]] = st.builds(
     dict,
     output_text=st.text(max_size=80),
     reward=st.none() | st.floats(allow_nan=False, allow_infinity=False),
