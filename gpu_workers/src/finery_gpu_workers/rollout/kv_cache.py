@@ -7,7 +7,6 @@ are laid on a grid [prompts, rows of the largest group], whose empty places are 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,9 +14,8 @@ from torch import Tensor
 
 from finery_gpu_workers.models.config import DecoderConfig
 
-# What a row's own part is grown by at least, in tokens.
-_GROWTH = 64
-# Steps in which the part that is looked at grows: kernels are made anew for every shape.
+# Steps, in tokens, in which the caches grow: kernels are made anew for every shape. They never are longer than needed:
+# on a CPU a product with a part of them takes twice as long.
 _STEP = 32
 
 
@@ -65,7 +63,8 @@ class _Step:
 
 class KvCache:
     """Rows are numbered from 0; when one retires, the last takes its number. Memory is
-    `bytes_per_token` × (rows × own tokens, rounded up to 64, + prompts in use × tokens of the longest).
+    `bytes_per_token` × (most rows that there were × own tokens of the longest + most prompts × tokens of the longest),
+    with lengths rounded up to 32.
     """
 
     def __init__(self, config: DecoderConfig, like: Tensor) -> None:
@@ -75,7 +74,8 @@ class KvCache:
         self._prompts = [like.new_zeros(2, 0, config.kv_heads, 0, config.head_dim) for _ in range(config.layers)]
         self._own = list(self._prompts)
         self._held: list[CachedPrefix | None] = []
-        """By place in `_prompts`."""
+        """By place in `_prompts`; those of `_new` places are not there yet."""
+        self._new: set[int] = set()
         self._place: list[int] = []
         """Of each row's prompt."""
         self._length: list[int] = []
@@ -94,12 +94,9 @@ class KvCache:
         if prefix not in self._held:
             place = self._held.index(None) if None in self._held else len(self._held)
             self._held[place : place + 1] = [prefix]
-            self._prompts = _room(self._prompts, place + 1, _rounded(prefix.tokens))
-            for layer, cache in enumerate(self._prompts):
-                cache[:, place, :, : prefix.tokens] = prefix.kept[layer]
+            self._new.add(place)
         self._place.append(self._held.index(prefix))
         self._length.append(0)
-        self._own = _room(self._own, len(self._place), 1)
         self._places = None
 
     def retire(self, row: int) -> None:
@@ -113,6 +110,7 @@ class KvCache:
                 cache[:, row, :, : self._length[row]] = cache[:, last, :, : self._length[row]]
         if place not in self._place:
             self._held[place] = None
+            self._new.discard(place)
             while self._held and self._held[-1] is None:
                 self._held.pop()
         self._places = None
@@ -120,17 +118,18 @@ class KvCache:
     def begin(self) -> _Step:
         """A step in which every row grows by one token."""
         self._places = places = self._places or self._on_grid()
-        self._own = _room(self._own, len(self), max(self._length) + 1)
-        prompt = _rounded(max(self._tokens(place) for place in set(self._place)))
-        own = min(_rounded(max(self._length) + 1), self._own[0].shape[3])
+        prompt, own = self._longest_prompt(), _rounded(max(self._length) + 1)
+        self._own = _room(self._own, len(self), own)
+        self._prompts = _room(self._prompts, len(self._held), prompt)
+        self._fill()
         kv_heads, width, like = self._config.kv_heads, self._config.head_dim, self._own[0]
         seen_own, seen_prompt = torch.tensor(self._length), torch.tensor([self._tokens(p) for p in self._place])
         unseen = torch.cat(
             (torch.arange(prompt) >= seen_prompt[:, None], torch.arange(own) > seen_own[:, None]), dim=1
         ).to(like.device)
-        _, has_rows, _, has_own, _ = like.shape
+        has_rows = like.shape[1]
         heads = torch.arange(2)[:, None] * has_rows * kv_heads + torch.arange(kv_heads)
-        written = (torch.arange(len(self))[:, None, None] * kv_heads + heads) * has_own + seen_own[:, None, None]
+        written = (torch.arange(len(self))[:, None, None] * kv_heads + heads) * own + seen_own[:, None, None]
         grid = places.prompts * kv_heads * places.rows
         mask = like.new_zeros(unseen.shape).masked_fill_(unseen, float("-inf"))[:, None, None]
         self._length = [length + 1 for length in self._length]
@@ -149,8 +148,8 @@ class KvCache:
         rows, kv_heads, width, share = len(self), self._config.kv_heads, self._config.head_dim, self._share
         own, prompts, at = self._own[layer], self._prompts[layer], step.places.of_heads
         own.view(-1, width)[step.written] = kv.reshape(-1, width)
-        keys, values = own[:, :rows, :, : step.own].flatten(1, 2)
-        prompt_keys, prompt_values = prompts[:, : step.places.prompts, :, : step.prompt].flatten(1, 2)
+        keys, values = own[:, :rows].flatten(1, 2)
+        prompt_keys, prompt_values = prompts[:, : step.places.prompts].flatten(1, 2)
         queries = q.reshape(rows * kv_heads, share * width)
         step.queries.index_copy_(0, at, queries)
         scores = q.new_empty(rows * kv_heads, share, step.prompt + step.own)
@@ -163,6 +162,17 @@ class KvCache:
         found = torch.bmm(step.looks.view(len(prompt_keys), -1, step.prompt), prompt_values)
         output = found.view(-1, share, width).index_select(0, at)
         return output.baddbmm_(looks[:, :, step.prompt :], values).view(rows, -1)
+
+    def _fill(self) -> None:
+        for place in self._new:
+            prefix = self._held[place]
+            assert prefix is not None
+            for layer, cache in enumerate(self._prompts):
+                cache[:, place, :, : prefix.tokens] = prefix.kept[layer]
+        self._new.clear()
+
+    def _longest_prompt(self) -> int:
+        return _rounded(max(prefix.tokens for prefix in self._held if prefix is not None))
 
     def _tokens(self, place: int) -> int:
         prefix = self._held[place]
@@ -184,15 +194,15 @@ def _rounded(tokens: int) -> int:
     return -(-tokens // _STEP) * _STEP
 
 
-def _room(caches: Sequence[Tensor], rows: int, tokens: int) -> list[Tensor]:
-    """Zeros, not rubbish: what is masked is multiplied by 0, and 0 × NaN is NaN. One layer is copied at a time."""
+def _room(caches: list[Tensor], rows: int, tokens: int) -> list[Tensor]:
+    """For at least so many rows, of exactly so many tokens; a layer is copied at a time. Zeros, not rubbish: what is
+    masked is multiplied by 0, and 0 × NaN is NaN.
+    """
     _, has_rows, kv_heads, has_tokens, width = caches[0].shape
-    if rows <= has_rows and tokens <= has_tokens:
-        return list(caches)
-    if tokens > has_tokens:
-        tokens = -(-max(tokens, has_tokens + has_tokens // 4) // _GROWTH) * _GROWTH
-    grown = list(caches)
+    if rows <= has_rows and tokens == has_tokens:
+        return caches
+    kept = min(tokens, has_tokens)
     for layer, old in enumerate(caches):
-        grown[layer] = old.new_zeros(2, max(rows, has_rows), kv_heads, max(tokens, has_tokens), width)
-        grown[layer][:, :has_rows, :, :has_tokens] = old
-    return grown
+        caches[layer] = old.new_zeros(2, max(rows, has_rows), kv_heads, tokens, width)
+        caches[layer][:, :has_rows, :, :kept] = old[:, :, :, :kept]
+    return caches
