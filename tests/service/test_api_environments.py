@@ -137,6 +137,8 @@ async def test_files_must_be_the_tenants_valid_and_hold_prompts(api: Api) -> Non
         assert await refusal_of(door, prompts(id_)) == (400, "file_not_found", "spec.file")
         held_out = prompts(good, held_out_file=id_)
         assert await refusal_of(door, held_out) == (400, "file_not_found", "spec.held_out_file")
+    twin = prompts(good, held_out_file=await prompts_file(door))
+    assert await refusal_of(door, twin) == (400, "held_out_is_trained_on", "spec.held_out_file")
     assert await refusal_of(door, prompts(broken)) == (400, "invalid_file", "spec.file")
     answer = await door.post("/v1/environments", {"spec": prompts(good, held_out_file=chat)})
     error = answer.json()["error"]

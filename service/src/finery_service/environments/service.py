@@ -35,9 +35,13 @@ async def check(session: AsyncSession, member: Member, spec: EnvironmentSpec, pa
     """
     if not isinstance(spec, PromptsEnvironment):
         return
-    for name, file_id in (("file", spec.file), ("held_out_file", spec.held_out_file)):
-        if file_id is not None:
-            await _prompts(session, member.tenant_id, file_id, f"{param}.{name}")
+    file = await _prompts(session, member.tenant_id, spec.file, f"{param}.file")
+    if spec.held_out_file is None:
+        return
+    held_out = await _prompts(session, member.tenant_id, spec.held_out_file, f"{param}.held_out_file")
+    if held_out.sha256 == file.sha256:
+        expected = "other prompts than those of file, which the job trains on"
+        raise refusal("held_out_is_trained_on", f"{param}.held_out_file", expected, "the same content")
 
 
 async def create(session: AsyncSession, member: Member, body: EnvironmentCreate, now: datetime) -> Environment:
