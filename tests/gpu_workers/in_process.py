@@ -60,7 +60,12 @@ def rendered(tmp_path: Path, tiny_folder: Path) -> Render:
     count = 0
 
     def _rendered(
-        method: str, rows: list[Any], *, other: list[Any] | None = None, model: Path | None = None, **settings: Any
+        method: str | None,
+        rows: list[Any],
+        *,
+        other: list[Any] | None = None,
+        model: Path | None = None,
+        **settings: Any,
     ) -> Rendered:
         nonlocal count
         count += 1

@@ -16,7 +16,10 @@ from finery_testing.templates import STRIPS_REASONING
 from finery_testing.tiny import EOS, IM_END, IM_START, make_tiny_model
 
 from .conftest import MakeJob, ended
+from .in_process import Render, rendered
 from .samples import HI, HI_OK, OK
+
+__all__ = ["rendered"]  # the fixture
 
 ROWS: TypeAdapter[list[PreviewRow]] = TypeAdapter(list[PreviewRow])
 
@@ -128,3 +131,51 @@ def test_a_preview_warns_of_what_the_template_leaves_out_of_its_rows(make_job: M
     }
     assert all(warning["message"].startswith("file: ") for warning in warnings)
     assert json.loads(reported(make_job, rows, model, rows=1).warnings_json) == []
+
+
+# ---- pairs and prompts
+
+
+def shown(rendered: Render, rows: list[Any], **settings: Any) -> list[PreviewRow]:
+    look = {"first_line": 1, "rows": 10}
+    return ROWS.validate_python(rendered(None, rows, preview=look, **settings).result["rows"])
+
+
+def trained_of(row: PreviewRow) -> str:
+    return "".join(token.text for token in row.tokens if token.trained)
+
+
+def test_both_answers_of_a_pair_are_shown_with_what_is_trained_of_them(rendered: Render) -> None:
+    pairs: list[Any] = [
+        {"messages": [HI], "chosen": "ok", "rejected": "no"},
+        {"prompt": "p", "chosen": "c", "rejected": "r"},
+    ]
+    rows = shown(rendered, pairs)
+    assert [(row.line, trained_of(row), row.trained_tokens) for row in rows] == [
+        (1, "ok<|im_end|>", 3),
+        (1, "no<|im_end|>", 3),
+        (2, "c<|eos|>", 2),
+        (2, "r<|eos|>", 2),
+    ]
+    assert text_of(rows[1]) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nno<|im_end|>"
+    assert text_of(rows[2]) == "pc<|eos|>"
+
+
+def test_a_pair_is_shown_cut_as_it_is_trained(rendered: Render) -> None:
+    row = {"prompt": "pqrs", "chosen": "abcd", "rejected": "x"}
+    rows = shown(rendered, [row], max_length=7, truncation="left")
+    assert [(text_of(row), row.truncated) for row in rows] == [("rsabcd<|eos|>", True), ("rsx<|eos|>", True)]
+    rows = shown(rendered, [row], max_length=3, truncation="drop")
+    assert [row.dropped for row in rows] == ["too_long", "too_long"]
+    (one,) = shown(rendered, [row], max_length=3, truncation="error")
+    assert one.problem is not None
+    assert (one.problem.code, one.problem.line) == ("row_too_long", 1)
+
+
+def test_a_prompt_is_shown_with_the_header_of_its_answer(rendered: Render) -> None:
+    rows = shown(rendered, [{"prompt": [HI]}, {"prompt": "xyz"}, {"prompt": "x" * 30}], max_length=21)
+    assert text_of(rows[0]) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert [(text_of(row), row.trained_tokens, row.dropped) for row in rows[1:]] == [
+        ("xyz", 0, None),
+        ("", 0, "too_long"),
+    ]
