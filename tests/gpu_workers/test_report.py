@@ -16,7 +16,8 @@ from finery.types.jobs import Intent
 from finery.types.previews import PreviewRow, PreviewToken
 from finery.types.reasons import JobReason
 from finery_gpu_workers.errors import WorkerError
-from finery_gpu_workers.report import CallError, ControlPlane, FencedError, Outbox
+from finery_gpu_workers.outbox import Outbox
+from finery_gpu_workers.report import CallError, ControlPlane, FencedError
 from finery_protos.v1 import worker_pb2 as pb
 from finery_testing.control_plane import FakeControlPlane
 

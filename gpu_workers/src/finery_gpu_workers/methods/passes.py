@@ -37,7 +37,7 @@ from finery_gpu_workers.methods.objective import Engine, Objective, Rows
 from finery_gpu_workers.methods.opening import Opened, restore
 from finery_gpu_workers.methods.passes_run import Evaluation, Result, Run
 from finery_gpu_workers.metrics import Clock
-from finery_gpu_workers.report import Outbox
+from finery_gpu_workers.outbox import Outbox
 from finery_gpu_workers.resume import Cursor
 from finery_gpu_workers.work import Ending, Work, stopped_by_customer
 from finery_protos.v1 import worker_pb2 as pb

@@ -52,7 +52,7 @@ from finery_gpu_workers.methods.rl_plan import RlPlan
 from finery_gpu_workers.methods.rl_report import add_evaluation, add_usage, step_usage
 from finery_gpu_workers.methods.rl_run import Result, Run, graders
 from finery_gpu_workers.methods.rl_sampling import Deadlines, Rollout, grade_seconds
-from finery_gpu_workers.report import Outbox
+from finery_gpu_workers.outbox import Outbox
 from finery_gpu_workers.resume import Cursor
 from finery_gpu_workers.work import Ending, Work, stopped_by_customer
 from finery_protos.v1 import worker_pb2 as pb
