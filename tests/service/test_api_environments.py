@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from pydantic import SecretStr, ValidationError
 
-from finery_service.environments import patterns
+from finery_service.environments import patterns, service
 from finery_service.environments.tasks import TASKS
 from finery_service.settings import Settings
 from finery_testing import factories
 from finery_testing.api import Api, Door
 
 from .environments_support import CHECK, GYM, environment, prompts, prompts_file
+from .test_api_files_delete import waiting_for_a_lock
 
 JUDGE = "https://judge.example/v1"
 KEY = "sk-a-key-of-the-operator"
@@ -115,6 +116,28 @@ async def test_a_deleted_environment_is_gone_and_frees_its_files(api: Api) -> No
     assert (await door.get("/v1/environments")).json()["data"] == []
     for id_ in (file, held_out):
         assert (await door.client.delete(f"/v1/files/{id_}")).status_code == 200
+
+
+async def test_a_file_is_not_deleted_while_an_environment_with_it_is_being_created(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    door = await api.tenant()
+    file = await prompts_file(door)
+    holds, goes_on, check = asyncio.Event(), asyncio.Event(), service.check
+
+    async def slowly(*arguments: Any) -> None:
+        await check(*arguments)
+        holds.set()
+        await goes_on.wait()
+
+    monkeypatch.setattr(service, "check", slowly)
+    creating = asyncio.create_task(environment(door, prompts(file)))
+    await holds.wait()
+    deleting = asyncio.create_task(door.client.delete(f"/v1/files/{file}"))
+    await waiting_for_a_lock(api)
+    goes_on.set()
+    made, refused = await creating, await deleting
+    assert (refused.status_code, refused.json()["error"]["details"]) == (409, [{"environment": made["id"]}])
 
 
 async def test_e01_a_repeated_environment_is_made_once(api: Api) -> None:
