@@ -30,7 +30,7 @@ def _kept(step: int, reward: float) -> tuple[str, dict[str, Any]]:
 
 
 PROMPTS = {"train": {"format": "prompts"}, "validation": {"format": "prompts"}}
-SAMPLE = {"step": 2, "prompt": "2 +\n2 = \x1b[31m?", "text": "4"}
+SAMPLE = {"step": 2, "kind": "train", "place": 17, "prompt": "2 +\n2 = \x1b[31m?", "text": "4"}
 RL = _numbered(
     ("prepared", {"rows": 500, "trained_tokens": 0, "total_steps": 4, "statistics": {"sets": PROMPTS}}),
     ("state", {"to": "running"}),
@@ -38,8 +38,9 @@ RL = _numbered(
     _rl_step(1, 0.125, "0.000012"),
     _rl_step(2, 0.5, "0.000024"),
     ("rollout", {**SAMPLE, "reward": 1.0, "failure": None}),
-    ("rollout", {**SAMPLE, "reward": None, "failure": {"code": "timeout", "message": "Too long."}}),
+    ("rollout", {**SAMPLE, "reward": None, "failure": "timeout"}),
     _held_out(2, 0.75, 0.5, 0.875),
+    ("rollout", {**SAMPLE, "kind": "eval", "reward": 0.25, "failure": None}),
     _kept(2, 0.75),
     _rl_step(3, None, "0.000036"),
     _rl_step(4, 0.875, "0.000048"),

@@ -254,8 +254,9 @@ def test_events_of_dpo_and_rl_are_lines_for_people(api: Api, finery: Any) -> Non
     assert lines[2] == "before training  held-out reward 0.25  reward_low 0.125  reward_high 0.5  pass_at_4 0.5"
     assert lines[3].startswith("step 1/4  reward 0.125  loss -0.5  kl 0  trained_tokens 24")
     assert lines[5:7] == ["step 2  reward 1  2 +⏎ 2 = ␛[31m? → 4", "step 2  no reward: timeout  2 +⏎ 2 = ␛[31m? → 4"]
-    assert lines[8] == "step 2  ckpt_2  held-out reward 0.75"
-    assert lines[9].startswith("step 3/4  loss -0.5"), "no reward is not 0"
+    assert lines[8] == "step 2  reward 0.25  2 +⏎ 2 = ␛[31m? → 4"
+    assert lines[9] == "step 2  ckpt_2  held-out reward 0.75"
+    assert lines[10].startswith("step 3/4  loss -0.5"), "no reward is not 0"
     api.answers = {"GET /v1/jobs/job_1/events": (200, page_json(DPO))}
     lines = [line[40:] for line in finery("jobs", "events", "job_1").out.splitlines()]
     assert lines[2].startswith("step 1/2  loss 0.693  margin 0  accuracy 0.5  kl 0.5")

@@ -28,6 +28,7 @@ def test_an_rl_job_tells_of_rewards_and_what_was_held_out() -> None:
         "running: evaluating before training",
         "held-out reward 0.2500 (0.1250 to 0.5000), pass@4 50% before training",
         "held-out reward 0.7500 (0.5000 to 0.8750), pass@4 50% after step 2",
+        "reward 0.25  2 +⏎ 2 = ␛[31m? → 4",
         "checkpoint ckpt_2 at step 2, held-out reward 0.7500 (best so far)",
         "held-out reward 0.7500, pass@4 50% after step 4",
         "checkpoint ckpt_4 at step 4, held-out reward 0.7500",
@@ -126,7 +127,7 @@ def test_a_curve_comes_from_events_alone_and_only_of_what_they_have(tmp_path: Pa
     ):
         loss_curve(events(RL), tmp_path / "x.png")
     with pytest.raises(ValueError, match="nothing to draw"):
-        reward_curve(events([RL[0], RL[9]]), tmp_path / "x.png")
+        reward_curve(events([RL[0], RL[10]]), tmp_path / "x.png")
     assert not (tmp_path / "x.png").exists()
 
 
@@ -151,8 +152,8 @@ def test_rewards_and_evaluations_are_forwarded_and_samples_are_not() -> None:
         "validation/pass_at_4_high": 0.75,
     }
     assert (told[3]["train/reward"], told[3]["train/loss"], told[3]["train/cost"]) == (0.125, -0.5, 0.000012)
-    assert "train/reward" not in told[9], "no reward is not 0"
-    assert told[5] == told[6] == told[8] == {}
+    assert "train/reward" not in told[10], "no reward is not 0"
+    assert told[5] == told[6] == told[8] == told[9] == {}
     dpo = [measured(event) for event in events(DPO)]
     assert (dpo[2]["train/margin"], dpo[2]["train/accuracy"]) == (0.0, 0.5)
     assert dpo[4] == {

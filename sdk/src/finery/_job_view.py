@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
+from finery._visible import one_line
 from finery.types.jobs import Event
 
 _SMOOTH = 0.2  # weight of the newest step in the averages that are shown
@@ -60,6 +61,8 @@ class JobView:
                 return self._keep(data)
             case "attempt" if data.get("phase") == "started" and data.get("resumed_from_step"):
                 return f"attempt {data.get('number')} goes on from step {data.get('resumed_from_step')}"
+            case "rollout" if data.get("kind") == "eval":
+                return sample(data)
             case "warning":
                 return f"warning: {data.get('message', data)}"
         return None
@@ -142,6 +145,14 @@ def held_out(data: dict[str, Any]) -> str:
     passed = {name: value for name, value in data.items() if _PASS.fullmatch(name) and value is not None}
     more = "".join(f", pass@{name.removeprefix('pass_at_')} {_number(value, '.0%')}" for name, value in passed.items())
     return f"held-out reward {_number(data['reward'], '.4f')}{between}{more}"
+
+
+def sample(data: dict[str, Any]) -> str:
+    """A rollout event in one line: `reward 1  2 + 2 = → 4`, `no reward: timeout  2 + 2 = → `."""
+    failure, reward = data.get("failure"), data.get("reward")
+    code = failure.get("code") if isinstance(failure, dict) else failure
+    said = f"reward {_number(reward, '.4g')}" if code is None else f"no reward: {one_line(str(code), 20)}"
+    return f"{said}  {one_line(str(data.get('prompt')), 60)} → {one_line(str(data.get('text')), 80)}"
 
 
 def _average(old: float | None, new: float | None) -> float | None:

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from finery._visible import one_line
+from finery._job_view import sample
 from finery.client import Finery
 from finery.errors import APIError, AuthenticationError, FineryError, InternalServerError, JobFailedError, NotFoundError
 from finery.types.jobs import Event
@@ -108,10 +108,7 @@ def summary(event: Event) -> str:
         case "warning":
             return f"{data.get('message', data.get('code'))}"
         case "rollout":
-            reward = f"reward {number(data.get('reward'))}" if data.get("failure") is None else failed(data["failure"])
-            return (
-                f"step {data.get('step')}  {reward}  {_shown(data.get('prompt'), 60)} → {_shown(data.get('text'), 80)}"
-            )
+            return f"step {data.get('step')}  {sample(data)}"
         case _:
             return _named(data, data)
 
@@ -122,16 +119,6 @@ def _evaluated(data: dict[str, Any]) -> str:
         return f"held-out loss {number(data.get('loss'))}  {_named(data, ('accuracy', 'margin'))}".rstrip()
     bounds = ("reward_low", "reward_high", *(name for name in data if re.fullmatch(r"pass_at_\d+", name)))
     return f"held-out reward {number(data['reward'])}  {_named(data, bounds)}".rstrip()
-
-
-def failed(failure: object) -> str:
-    """Why there is no reward: `no reward: timeout`."""
-    code = failure.get("code") if isinstance(failure, dict) else getattr(failure, "code", failure)
-    return f"no reward: {code}"
-
-
-def _shown(value: object, longest: int) -> str:
-    return one_line(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), longest)
 
 
 def _named(data: dict[str, Any], names: Iterable[str]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.markup import escape
 
 from finery._visible import one_line
-from finery.cli.output import err, failed, number, out, print_facts, print_json, print_table
+from finery.cli.output import err, number, out, print_facts, print_json, print_table
 from finery.types.data import DataReport, SetReport
 from finery.types.data import Warning as DataWarning
 from finery.types.jobs import TERMINAL, Job
@@ -66,7 +66,8 @@ def print_rollouts(rollouts: Sequence[Rollout]) -> None:
 def _rollout(one: Rollout) -> tuple[object, ...]:
     last = one.messages[-1].get("content") if one.messages else one.prompt_text
     asked = last if isinstance(last, str) else json.dumps(last, ensure_ascii=False)
-    reward = failed(one.failure) if one.failure is not None else None if one.reward is None else number(one.reward)
+    reward = None if one.reward is None else number(one.reward)
+    reward = reward if one.failure is None else f"no reward: {one_line(one.failure.code, 20)}"
     length = len(one.tokens)
     return one.step, one.prompt, one.sample, reward, length, one.finish, one_line(asked, 40), one_line(one.text, 80)
 

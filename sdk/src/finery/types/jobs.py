@@ -150,7 +150,7 @@ class Event(Resource):
     rejected_reward, chosen_logp, rejected_logp, kl; rl: reward, reward_std, kl, and more (docs/rl.md);
     eval: step, tokens, and loss (sft, dpo; dpo also accuracy, margin) or reward, reward_low, reward_high, pass_at_<k>
     (rl); checkpoint: checkpoint, step, final, validation_loss, validation_reward;
-    rollout: step, prompt, text, reward, failure (a sample of the step's, texts shortened).
+    rollout: step, kind, place (of the prompt), prompt, text, reward, failure (its code): a sample, texts shortened.
     A number that is not finite is null, next to `non_finite: {field: "NaN" | "Infinity" | "-Infinity"}`.
     """
 
