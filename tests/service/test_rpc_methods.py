@@ -8,46 +8,25 @@ from typing import Any
 
 import grpc
 import pytest
-from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
-from sqlmodel import select
 
 from finery.types.environments import EnvironmentRunCreate
-from finery_protos.v1 import worker_pb2 as pb
 from finery_service.db.engine import transaction
 from finery_service.reconcile import audit
-from finery_service.rollouts.tables import RolloutFileRow
-from finery_service.rpc import step_checks
-from finery_service.rpc.checks import Refused
 from finery_testing import control, factories
 from finery_testing.clock import FakeClock
-from finery_testing.control import RL_USAGE, SHA, Worker, dpo_step, refused, rl_step, rollout_file, state_of
+from finery_testing.control import (
+    RL_USAGE,
+    dpo_step,
+    next_attempt,
+    refused,
+    rl_step,
+)
 from finery_testing.control_fixtures import Launched
 
 pytest_plugins = ("finery_testing.control_fixtures",)
 
 Code = grpc.StatusCode
-
-
-async def kept(engine: AsyncEngine, job: str) -> dict[tuple[str, int], RolloutFileRow]:
-    async with transaction(engine) as session:
-        rows = (await session.exec(select(RolloutFileRow).where(RolloutFileRow.job_id == job))).all()
-    return {(row.kind, row.step): row for row in rows}
-
-
-async def succeed(
-    channel: grpc.aio.Channel, engine: AsyncEngine, worker: Worker, clock: FakeClock, step: int
-) -> Worker:
-    """The worker fails, and the next attempt begins after the checkpoint at `step`."""
-    await worker.finish("platform_fault")
-    job = await control.job_row(engine, worker.attempt.job_id)
-    assert (job.state, job.step) == ("queued", step)
-    fence = worker.attempt.fence + 1
-    await control.execute(engine, "update jobs set state = 'starting', fence = :fence", fence=fence)
-    values = {"fence": fence, "state": "starting", "step": step, "resumed_from_step": step, "granted_through": step}
-    second = Worker(channel, await factories.attempt(engine, job, now=clock(), **values))
-    await second.begin()
-    return second
 
 
 async def test_begin_of_rl_hands_out_the_environment_and_no_file(launched: Launched) -> None:
@@ -94,14 +73,14 @@ async def test_the_whole_path_of_a_dpo_job_bills_each_step_once(launched: Launch
 
 
 async def test_no_step_of_rl_is_billed_twice_over_a_fault_with_all_its_skus(
-    channel: grpc.aio.Channel, launched: Launched, system_engine: AsyncEngine, clock: FakeClock
+    launched: Launched, system_engine: AsyncEngine, clock: FakeClock
 ) -> None:
     worker = await launched("rl", hyperparameters={"eval_prompts": 4})
     await worker.begin()
     await worker.commit(rl_step(0, evaluation=0.1, prefix=worker.prefix), rl_step(1, prefix=worker.prefix))
     await worker.publish(1, validation_reward=0.25)
     await worker.commit(rl_step(2, evaluation=0.3, prefix=worker.prefix), rl_step(3, prefix=worker.prefix))
-    second = await succeed(channel, system_engine, worker, clock, 1)
+    second = await next_attempt(worker, system_engine, clock, 1)
     again = [rl_step(2, evaluation=0.3, prefix=second.prefix), rl_step(3), rl_step(4, evaluation=0.6)]
     await second.commit(*again)
     assert await second.commit(*again) is not None  # the answer was lost
@@ -140,178 +119,6 @@ async def test_the_cost_of_an_rl_step_is_that_of_all_its_skus(launched: Launched
     # By hand, per million: 100 x 0.80 + 40 x 0.10 + 280 x 0.02 + 120 x 0.40 + 3 x 20 + 50 x 0.20 + 5 x 0.80 = 211.6
     # a step, and 9 x 0.40 + 1 x 20 = 23.6 for the evaluation before.
     assert (first, second) == ("0.0002352", "0.0004468")
-
-
-async def test_steps_that_are_done_again_keep_the_later_rollouts_and_tell_nothing_twice(
-    channel: grpc.aio.Channel, launched: Launched, system_engine: AsyncEngine, clock: FakeClock
-) -> None:
-    worker = await launched("rl", hyperparameters={"eval_prompts": 4})
-    await worker.begin()
-    notices = [
-        pb.Notice(type="warning", data_json='{"code": "slow_rewards", "message": "expected …"}'),
-        pb.Notice(type="rollout", data_json='{"prompt": 3, "text": "nul \\u0000", "reward": null, "step": 99}'),
-    ]
-    steps = [rl_step(number, prefix=worker.prefix, notices=notices) for number in (1, 2)]
-    await worker.commit(*steps)
-    await worker.publish(1)
-    job = worker.attempt.job_id
-    told = [
-        (event.type, event.data)
-        for event in await control.events(system_engine, job)
-        if event.type in ("warning", "rollout")
-    ]
-    assert told == [
-        row
-        for number in (1, 2)
-        for row in (
-            ("warning", {"code": "slow_rewards", "message": "expected …", "step": number}),
-            ("rollout", {"prompt": 3, "text": "nul \ufffd", "reward": None, "step": number}),
-        )
-    ]
-    types = [event.type for event in await control.events(system_engine, job)]
-    assert types[1:] == ["metric", "warning", "rollout", "metric", "warning", "rollout", "checkpoint"]
-    before = await kept(system_engine, job)
-    assert {key: row.attempt_id for key, row in before.items()} == dict.fromkeys(
-        [("train", 1), ("train", 2)], worker.attempt.id
-    )
-    second = await succeed(channel, system_engine, worker, clock, 1)
-    await second.commit(
-        rl_step(2, prefix=second.prefix, notices=notices), rl_step(3, evaluation=0.4, prefix=second.prefix)
-    )
-    after = await kept(system_engine, job)
-    assert {key: row.attempt_id for key, row in after.items()} == {
-        ("train", 1): worker.attempt.id,
-        ("train", 2): second.attempt.id,
-        ("train", 3): second.attempt.id,
-        ("eval", 3): second.attempt.id,
-    }
-    row = after["train", 2]
-    assert (row.object_key, row.sha256) == (f"{second.prefix}rollouts/train-00000002.jsonl", SHA)
-    assert (row.bytes, row.count, row.tenant_id) == (10, 2, second.attempt.tenant_id)
-    again = await control.events(system_engine, job)
-    assert [event.data["step"] for event in again if event.type in ("warning", "rollout")] == [1, 1, 2, 2]
-    assert [event.data["step"] for event in again if event.type == "metric"] == [1, 2, 3]
-
-
-async def test_rollouts_of_another_tenant_are_not_seen(
-    launched: Launched, app_engine: AsyncEngine, system_engine: AsyncEngine, clock: FakeClock
-) -> None:
-    worker = await launched("rl")
-    await worker.begin()
-    await worker.commit(rl_step(1, prefix=worker.prefix))
-    stranger = await factories.tenant(system_engine, now=clock())
-    count = text("select count(*) from rollout_files")
-    for tenant, seen in ((worker.attempt.tenant_id, 1), (stranger.id, 0)):
-        async with transaction(app_engine, tenant) as session:
-            assert (await session.execute(count)).scalar_one() == seen
-
-
-USAGE = pb.Usage(sku="train.rl", unit="step:1", quantity=1)
-
-
-@pytest.mark.parametrize(
-    ("method", "bad", "message"),
-    [
-        (
-            "dpo",
-            pb.Step(step=1, usage=[pb.Usage(sku="train.sft", unit="step:1")]),
-            "train.dpo, eval.dpo, found 'train.sft'",
-        ),
-        (
-            "dpo",
-            pb.Step(step=1, usage=[pb.Usage(sku="reward.cpu_seconds", unit="step:1")]),
-            "found 'reward.cpu_seconds'",
-        ),
-        ("sft", pb.Step(step=1, usage=[pb.Usage(sku="rollout.prefill", unit="step:1")]), "found 'rollout.prefill'"),
-        ("rl", pb.Step(step=1, usage=[pb.Usage(sku="train.dpo", unit="step:1")]), "eval.rl, found 'train.dpo'"),
-        ("rl", pb.Step(step=1, usage=[USAGE, USAGE]), "each SKU once in a step, found train.rl twice"),
-        ("rl", pb.Step(step=1, usage=[pb.Usage(sku="rollout.generated", unit="eval:1")]), "expected step:1"),
-        ("rl", pb.Step(step=1, usage=[pb.Usage(sku="eval.rl", unit="step:1")]), "expected eval:1"),
-        ("rl", pb.Step(step=1, usage=[pb.Usage(sku="reward.llm_input", unit="step:2")]), "expected step:1 or eval:1"),
-        ("rl", pb.Step(step=0, usage=[pb.Usage(sku="reward.llm_input", unit="step:0")]), "steps from 1"),
-        ("rl", pb.Step(step=1, evaluation=pb.Evaluation(loss=1.0)), "evaluation.loss: expected none of an RL job"),
-        ("dpo", pb.Step(step=1, evaluation=pb.Evaluation(metrics={"accuracy": 1.0})), "evaluation.loss: expected one"),
-        ("rl", pb.Step(step=1, evaluation=pb.Evaluation(metrics={"loss": 1.0})), "none of ours, found 'loss'"),
-        ("rl", pb.Step(step=1, evaluation=pb.Evaluation(metrics={"tokens": 1.0})), "none of ours, found 'tokens'"),
-        ("rl", pb.Step(step=1, evaluation=pb.Evaluation(metrics={"pass@1": 1.0})), "found 'pass@1'"),
-        ("rl", pb.Step(step=1, evaluation=pb.Evaluation(tokens=-1)), "tokens: expected >= 0"),
-        ("rl", pb.Step(step=1, evaluation_rollouts=pb.RolloutFile()), "expected the evaluation next to them"),
-        ("rl", pb.Step(step=0, rollouts=pb.RolloutFile()), "step 0 holds only the evaluation"),
-        ("rl", pb.Step(step=1, rollouts=pb.RolloutFile()), "rollouts.key: expected an object key below"),
-        ("rl", pb.Step(step=1, rollouts=rollout_file("x/../y")), "rollouts.key: expected an object key below"),
-        (
-            "rl",
-            pb.Step(step=1, notices=[pb.Notice(type="state", data_json="{}")]),
-            "one of warning, rollout, found 'state'",
-        ),
-        (
-            "rl",
-            pb.Step(step=1, notices=[pb.Notice(type="rollout", data_json="[]")]),
-            "expected a JSON object, found list",
-        ),
-        (
-            "rl",
-            pb.Step(step=1, notices=[pb.Notice(type="rollout", data_json='{"a": NaN}')]),
-            "which JSON does not have",
-        ),
-        (
-            "rl",
-            pb.Step(step=1, notices=[pb.Notice(type="rollout", data_json='{"a": 1e999}')]),
-            "a number that is too large",
-        ),
-        ("rl", pb.Step(step=1, notices=[pb.Notice(type="rollout", data_json="[" * 9000)]), "nested too deeply"),
-        (
-            "rl",
-            pb.Step(step=1, notices=[pb.Notice(type="warning", data_json='{"code": "x"}')]),
-            "with code and message",
-        ),
-        (
-            "rl",
-            pb.Step(
-                step=1,
-                notices=[pb.Notice(type="rollout", data_json=json.dumps({"text": "é" * 8192}, ensure_ascii=False))],
-            ),
-            "at most 16384 bytes, found 16396",
-        ),
-        (
-            "rl",
-            pb.Step(step=1, notices=[pb.Notice(type="rollout", data_json="{}")] * 33),
-            "at most 32 in a step, found 33",
-        ),
-    ],
-)
-def test_what_a_method_does_not_have_is_refused(method: str, bad: pb.Step, message: str) -> None:
-    def check() -> None:
-        step_checks.check([bad])
-        step_checks.check_against_job([bad], method, "ten_1/jobs/job_1/att_1/")
-
-    with pytest.raises(Refused, match=message) as caught:
-        check()
-    assert caught.value.code is Code.INVALID_ARGUMENT
-
-
-async def test_a_step_of_another_method_leaves_nothing(launched: Launched, system_engine: AsyncEngine) -> None:
-    worker = await launched("rl")
-    await worker.begin()
-    before = await state_of(system_engine, worker)
-    for bad in (dpo_step(1), rl_step(1, prefix="elsewhere/"), rl_step(1, notices=[pb.Notice(type="state")])):
-        await refused(worker.commit(bad), Code.INVALID_ARGUMENT)
-    assert await state_of(system_engine, worker) == before
-    assert await kept(system_engine, worker.attempt.job_id) == {}
-
-
-async def test_rollouts_lie_below_the_attempts_own_prefix_and_are_those_of_rl(launched: Launched) -> None:
-    worker, other, sft = await launched("rl"), await launched("rl"), await launched("sft")
-    await worker.begin()
-    await sft.begin()
-    await refused(worker.commit(rl_step(1, prefix=other.prefix)), Code.INVALID_ARGUMENT, "rollouts.key: expected")
-    bad = rollout_file(f"{worker.prefix}a.jsonl", sha256="0" * 63)
-    await refused(worker.commit(rl_step(1, rollouts=bad)), Code.INVALID_ARGUMENT, "rollouts.sha256: expected 64")
-    for name in ("bytes", "count"):
-        file = rollout_file(f"{worker.prefix}a.jsonl", **{name: -1})
-        await refused(worker.commit(rl_step(1, rollouts=file)), Code.INVALID_ARGUMENT, f"{name}: expected >= 0")
-    theirs = pb.Step(step=1, rollouts=rollout_file(f"{sft.prefix}a.jsonl"))
-    await refused(sft.commit(theirs), Code.INVALID_ARGUMENT, "no RL job")
 
 
 async def test_an_rl_job_prepares_prompts_without_a_trained_token(

@@ -25,6 +25,7 @@ from finery_service.rpc.tokens import attempt_token
 from finery_service.rpc_server import build
 from finery_service.settings import Settings
 from finery_service.usage.tables import UsageRecordRow
+from finery_testing import factories
 
 if TYPE_CHECKING:
     from finery_protos.v1.worker_pb2_grpc import WorkersAsyncStub
@@ -162,6 +163,19 @@ class Worker:
     def _metadata(self) -> tuple[tuple[str, str], ...]:
         token = attempt_token(SECRET, self.attempt.id, self.attempt.fence)
         return (("authorization", f"Bearer {token}"),)
+
+
+async def next_attempt(worker: Worker, engine: AsyncEngine, clock: Clock, step: int) -> Worker:
+    """The worker fails, and the next attempt begins after the checkpoint at `step`."""
+    await worker.finish("platform_fault")
+    job = await job_row(engine, worker.attempt.job_id)
+    assert (job.state, job.step) == ("queued", step)
+    fence = worker.attempt.fence + 1
+    await execute(engine, "update jobs set state = 'starting', fence = :fence", fence=fence)
+    values = {"fence": fence, "state": "starting", "step": step, "resumed_from_step": step, "granted_through": step}
+    second = Worker(worker.channel, await factories.attempt(engine, job, now=clock(), **values))
+    await second.begin()
+    return second
 
 
 def report(*warnings: data.Warning, **values: Any) -> data.DataReport:

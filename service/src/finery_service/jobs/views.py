@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from finery.types.data import DataReport
 from finery.types.errors import ErrorDetail
 from finery.types.jobs import Event, Job, JobState, Progress
@@ -12,7 +14,6 @@ from finery_service.usage.prices import cost_usd
 
 
 def to_job(row: JobRow, facts: Facts) -> Job:
-    spec = row.spec
     trained = sum(units for sku, units in row.usage.items() if sku.startswith("train."))
     return Job(
         id=row.id,
@@ -20,21 +21,13 @@ def to_job(row: JobRow, facts: Facts) -> Job:
         method=row.method,
         model=facts.model,
         from_checkpoint=row.from_checkpoint_id,
-        merge_checkpoint=spec.get("merge_checkpoint", False),
         training_file=row.training_file_id,
         validation_file=row.validation_file_id,
         environment=row.environment,
         environment_id=row.environment_id,
         name=row.name,
-        metadata=spec["metadata"] if row.customer_metadata is None else row.customer_metadata,
-        seed=spec["seed"],
-        adapter=spec["adapter"],
-        added_tokens=tuple(spec.get("added_tokens", ())),
-        export_merged=spec.get("export_merged", False),
-        hyperparameters=spec["hyperparameters"],
-        resources=spec["resources"],
+        metadata=row.spec["metadata"] if row.customer_metadata is None else row.customer_metadata,
         priority=row.priority,
-        limits=spec["limits"],
         state=row.state,
         reason=row.reason,
         message=_sentence(row),
@@ -51,7 +44,22 @@ def to_job(row: JobRow, facts: Facts) -> Job:
         queued_at=row.queued_at,
         started_at=row.started_at,
         finished_at=row.finished_at,
+        **_as_asked(row.spec),
     )
+
+
+def _as_asked(spec: dict[str, Any]) -> dict[str, Any]:
+    """Fields that are shown as the spec has them; some of them are younger than some jobs."""
+    return {
+        "seed": spec["seed"],
+        "adapter": spec["adapter"],
+        "hyperparameters": spec["hyperparameters"],
+        "resources": spec["resources"],
+        "limits": spec["limits"],
+        "merge_checkpoint": spec.get("merge_checkpoint", False),
+        "added_tokens": tuple(spec.get("added_tokens", ())),
+        "export_merged": spec.get("export_merged", False),
+    }
 
 
 def to_event(row: EventRow) -> Event:
