@@ -31,3 +31,9 @@ async def environment(door: Door, spec: dict[str, Any] = GYM, **fields: Any) -> 
 
 async def run(door: Door, environment_id: str, headers: dict[str, str] | None = None, **body: Any) -> Any:
     return await door.post(f"/v1/environments/{environment_id}/runs", body, headers=headers)
+
+
+async def refusal_of(door: Door, spec: Any, **fields: Any) -> tuple[int, str, str | None]:
+    answer = await door.post("/v1/environments", {"spec": spec, **fields})
+    error = answer.json()["error"]
+    return answer.status_code, error["code"], error["param"]

@@ -97,7 +97,7 @@ async def test_a_file_that_an_open_job_reads_is_kept(api: Api, state: str, param
 async def test_a_job_that_has_ended_needs_its_file_no_more(api: Api, state: str) -> None:
     door = await api.tenant()
     file = await upload(door)
-    ended = {"state": state, "finished_at": api.clock()}
+    ended: dict[str, Any] = {"state": state, "finished_at": api.clock()}
     job = await factories.job(
         api.system_engine, door.tenant, now=api.clock(), training_file=await row(api, file), **ended
     )
