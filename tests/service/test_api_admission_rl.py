@@ -78,6 +78,7 @@ EVALUATED = {"eval_prompts": 4}
         ),
         ({"target_reward": 0.0}, "eval_prompts", "eval_prompts_required", "because of hyperparameters.target_reward"),
         ({"pass_threshold": 0.5}, "eval_prompts", "eval_prompts_required", "because of hyperparameters.pass_threshold"),
+        ({**EVALUATED, "pass_threshold": 0.5}, "pass_threshold", "not_applicable", "eval_samples above 0 next to it"),
         ({**EVALUATED, "early_stopping_min_delta": 0.1}, "early_stopping_min_delta", "not_applicable", "patience"),
         ({"stop": ["\n", "a", "\n"]}, "stop", "duplicate_value", "twice"),
         (

@@ -37,6 +37,7 @@ _RL: dict[str, st.SearchStrategy[Any]] = {
     "kl_estimator": st.sampled_from(["k1", "k2", "k3"]),
     "eval_prompts": st.integers(0, 3),
     "eval_samples": st.integers(0, 2),
+    "pass_threshold": st.sampled_from([1.0, 0.5]),
     "target_reward": st.sampled_from([None, 0.5]),
 }
 _START = {"model": "m", "resources": {}, "limits": {}}

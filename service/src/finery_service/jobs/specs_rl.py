@@ -21,6 +21,9 @@ def check(spec: RlJobCreate) -> None:
     for name in ("kl_estimator", "kl_placement"):
         if hyper.kl_coefficient == 0:
             _must_be_default(hyper, name, "kl_coefficient above 0 next to it, as there is no KL term", 0)
+    if hyper.eval_samples == 0:
+        expected = "eval_samples above 0 next to it, as it says which of them pass"
+        _must_be_default(hyper, "pass_threshold", expected, 0)
     if not hyper.dynamic_sampling:
         _must_be_default(hyper, "max_resampling", "dynamic_sampling next to it, as nothing else resamples", "none")
     if hyper.overlong != "penalize":
