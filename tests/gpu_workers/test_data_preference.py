@@ -10,21 +10,22 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from finery_gpu_workers import run
 from finery_gpu_workers.data import prepared
 from finery_gpu_workers.data.chat import RowError
 from finery_gpu_workers.data.packing import Plan
 from finery_gpu_workers.data.pairs import pair_up
-from finery_gpu_workers.data.preference import Pair, Pairs
+from finery_gpu_workers.data.preference import Pairs
 from finery_gpu_workers.data.tokens import RowTokenizer, TokenRow
 from finery_protos.v1 import worker_pb2 as pb
 from finery_testing.control_plane import FakeControlPlane
-from finery_testing.tiny import BOS, CHAT_TEMPLATE, EOS, IM_END, byte_tokenizer, make_tiny_model
+from finery_testing.tiny import BOS, CHAT_TEMPLATE, EOS, IM_END, make_tiny_model
 
 from .conftest import MakeJob, as_jsonl, ended
 from .in_process import Render, rendered
+from .pairs import ids, masks, pairs_of, texts, with_bos
 from .samples import HI, OK, tokenised
 
 __all__ = ["rendered"]  # the fixture
@@ -38,24 +39,6 @@ def prepare(control: FakeControlPlane) -> Pairs:
     run.main(control.attempt(pb.ATTEMPT_KIND_PREPARE))
     assert control.prepared is not None, control.finished
     return Pairs(prepared.load(control.store / control.prepared.prepared_prefix).train)
-
-
-def pairs_of(rendered: Render, rows: list[Any], **options: Any) -> list[Pair]:
-    pairs = Pairs(rendered("dpo", rows, **options).data.train)
-    return [pairs.pair(n) for n in range(len(pairs))]
-
-
-def ids(pair: Pair) -> tuple[list[int], list[int], list[int]]:
-    return pair.prompt.tolist(), pair.chosen.tolist(), pair.rejected.tolist()
-
-
-def masks(pair: Pair) -> tuple[list[int], list[int]]:
-    return pair.chosen_mask.tolist(), pair.rejected_mask.tolist()
-
-
-def texts(prompt: int, chosen: int, rejected: int) -> dict[str, Any]:
-    """A row of so many tokens; the last of each answer is the end token."""
-    return {"prompt": "pqrstuvw"[:prompt], "chosen": "abcdefghi"[: chosen - 1], "rejected": "xyzXYZijk"[: rejected - 1]}
 
 
 def refusal(control: FakeControlPlane) -> tuple[str, list[dict[str, Any]]]:
@@ -135,15 +118,6 @@ def test_parquet_pairs_are_prepared_as_the_same_pairs_of_jsonl(make_job: MakeJob
 # ---- BOS
 
 
-def with_bos(folder: Path) -> Path:
-    """F-TOK that puts BOS before every text."""
-    make_tiny_model(folder)
-    tokenizer = byte_tokenizer()
-    tokenizer.post_processor = processors.TemplateProcessing(single="<|bos|> $A", special_tokens=[("<|bos|>", BOS)])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return folder
-
-
 def without_bos(folder: Path) -> Path:
     make_tiny_model(folder)
     path = folder / "tokenizer_config.json"
@@ -169,72 +143,6 @@ def test_b07_a_template_writes_its_own_bos_and_no_second_one_comes(rendered: Ren
     (model / "chat_template.jinja").write_text("{{ bos_token }}" + CHAT_TEMPLATE)
     (pair,) = pairs_of(rendered, [{"prompt": [HI], "chosen": "ok", "rejected": "no"}], model=model)
     assert ids(pair) == ([BOS, *PROMPT], [*b"ok", IM_END], [*b"no", IM_END])
-
-
-def test_bos_stays_in_front_of_a_prompt_that_is_cut(rendered: Render, tmp_path: Path) -> None:
-    """5 tokens of prompt and 4 of the longer answer into 7: two go, behind BOS; into 4: BOS and the last 3."""
-    model, row = with_bos(tmp_path / "m"), {"prompt": "pqrs", "chosen": "abc", "rejected": "x"}
-    (pair,) = pairs_of(rendered, [row], model=model, max_length=7, truncation="left")
-    assert ids(pair) == ([BOS, *b"rs"], [*b"abc", EOS], [*b"x", EOS])
-    (pair,) = pairs_of(rendered, [row], model=model, max_length=4, truncation="left")
-    assert ids(pair) == ([BOS], [*b"bc", EOS], [*b"x", EOS])
-    assert masks(pair) == ([1, 1, 1], [1, 1])
-
-
-# ---- long pairs
-
-
-def test_b03_each_pair_is_cut_by_its_own_length(rendered: Render) -> None:
-    """Pair 2 keeps its last 6: nothing of the prompt, so that the first token left is no target."""
-    first, second = texts(2, 2, 2), texts(2, 10, 2)
-    both = pairs_of(rendered, [first, second], max_length=6, truncation="left")
-    assert ids(both[0]) == ([*b"pq"], [*b"a", EOS], [*b"x", EOS])
-    assert ids(both[1]) == ([], [*b"efghi", EOS], [*b"x", EOS])
-    assert [len(pair.chosen) for pair in both] == [2, 6]
-    assert masks(both[1]) == ([0, 1, 1, 1, 1, 1], [0, 1])
-    for alone, pair in zip((first, second), both, strict=True):
-        (found,) = pairs_of(rendered, [alone], max_length=6, truncation="left")
-        assert ids(found) == ids(pair)
-
-
-def test_b05_no_more_is_cut_than_is_too_long(rendered: Render) -> None:
-    """The counts are those of the longer side: 12 of which 10 are left; the shorter one loses as much prompt."""
-    row = texts(6, 6, 3)
-    found = rendered("dpo", [row], max_length=10, truncation="left")
-    report = found.train
-    assert ids(Pairs(found.data.train).pair(0)) == ([*b"rstu"], [*b"abcde", EOS], [*b"xy", EOS])
-    assert (report.longest, report.truncated_rows, report.truncated_lines) == (12, 1, (1,))
-    assert (report.tokens, report.trained_tokens) == (4 + 6 + 3, 6 + 3)
-
-
-@pytest.mark.parametrize(
-    ("row", "limit", "left"),
-    [
-        (texts(6, 6, 3), 10, ("pqrstu", "abcd", "xy$")),
-        (texts(6, 6, 6), 7, ("pqrstu", "a", "x")),
-        (texts(2, 4, 4), 6, ("pq", "abc$", "xyz$")),
-    ],
-)
-def test_right_cuts_the_ends_of_answers(rendered: Render, row: Any, limit: int, left: tuple[str, str, str]) -> None:
-    (pair,) = pairs_of(rendered, [row], max_length=limit, truncation="right")
-    found = ("".join("$" if n == EOS else chr(n) for n in part) for part in ids(pair))
-    assert tuple(found) == left
-
-
-def test_pairs_with_nothing_to_learn_are_dropped_and_counted(rendered: Render) -> None:
-    """In line 2 the cut leaves the same answer twice, in line 3 none; line 4 is as long as it may be."""
-    same = {"prompt": "pqrs", "chosen": "abcd", "rejected": "abXY"}
-    rows = [texts(3, 9, 2), same, texts(6, 2, 2), texts(4, 2, 2)]
-    found = rendered("dpo", rows, max_length=6)
-    report = found.train
-    assert len(Pairs(found.data.train)) == report.rows == 2
-    assert report.dropped == {"identical_answers": 1, "no_trainable_tokens": 1}
-    assert (report.dropped_lines, report.truncated_lines) == ((2, 3), (1,))
-    report = rendered("dpo", rows, max_length=6, truncation="drop").train
-    assert (report.rows, report.dropped) == (1, {"too_long": 3})
-    refused = rendered("dpo", rows, max_length=6, truncation="error")
-    assert refused.problems == [(line, "", "row_too_long") for line in (1, 2, 3)]
-    assert "found 12" in refused.result["problems"][0]["message"]
 
 
 # ---- B14

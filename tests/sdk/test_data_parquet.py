@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -125,27 +124,6 @@ def test_lists_in_other_layouts_are_lists(write: Write) -> None:
     assert found == [{"input_ids": [1, 2], "labels": [1, 2]}, {"input_ids": [3, 4]}]
 
 
-def test_columns_that_nobody_asked_for_are_read_of_prompts_only(write: Write) -> None:
-    at = datetime(2026, 1, 1, tzinfo=UTC)
-    rows: list[dict[str, Any]] = [{"messages": [USER, OK], "at": at}]
-    assert [value for _, value in parquet.rows(write(rows))] == [{"messages": [USER, OK]}]
-    assert only(write([{"messages": [USER], "at": at}])).path == "at"
-
-
-def test_answers_that_are_null_make_no_row_a_prompt(write: Write) -> None:
-    empty: dict[str, Any] = {"prompt": "p", "completion": None}
-    assert only(write([empty, {"prompt": "p", "completion": "c"}])).path == "completion"
-    pair = {"messages": [USER], "chosen": "a", "rejected": "b"}
-    report = check_parquet(write([pair | {"chosen": None}, pair | {"chosen": None, "rejected": None}, pair]))
-    assert [(p.line, p.code, p.path) for p in report.problems] == [(n, "wrong_type", "chosen") for n in (1, 2)]
-    assert report.format == "preference"
-
-
-def test_numbers_that_json_does_not_have_are_named_in_items(write: Write) -> None:
-    report = check_parquet(write([{"prompt": "p", "score": 1.0}, {"prompt": "p", "score": float("nan")}]))
-    assert [(p.line, p.code, p.path) for p in report.problems] == [(2, "invalid_json", "score")]
-
-
 def test_bad_rows_are_named_by_their_number(write: Write) -> None:
     rows = [{"messages": [USER, OK]}] * 3000 + [{"messages": [USER]}, {"messages": None}, {"messages": [OK]}]
     report = check_parquet(write(rows, row_group_size=1000))
@@ -201,8 +179,6 @@ STRUCT = {"type": "function", "function": {"name": "f", "arguments": {"city": "O
         ({"text": b"t"}, "wrong_type", "text"),
         ({"input_ids": [1.5]}, "wrong_type", "input_ids"),
         ({"input_ids": "1 2"}, "wrong_type", "input_ids"),
-        ({"prompt": "a", "at": datetime(2026, 1, 1, tzinfo=UTC)}, "wrong_type", "at"),
-        ({"prompt": "a", "meta": {"raw": [b"x"]}}, "wrong_type", "meta.raw[]"),
         ({"prompt": "a", "chosen": 1, "rejected": "b"}, "wrong_type", "chosen"),
         ({"question": "a", "answer": "b"}, "missing_messages", "messages"),
         ({"messages": [USER, OK], "functions": "[]"}, "unsupported_field", "functions"),

@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +15,7 @@ from tokenizers.decoders import DecodeStream
 from finery.data.rows import TokensRow
 from finery_gpu_workers.data.chat import RowError
 from finery_gpu_workers.data.folder import end_tokens
+from finery_gpu_workers.data.places import Places
 from finery_gpu_workers.data.samples import Plain, Prompted, Sample
 from finery_gpu_workers.data.turns import Rendered, Turn, not_a_prefix
 from finery_gpu_workers.errors import WorkerError
@@ -168,7 +168,7 @@ class RowTokenizer:
         encoding = encodings[0]
         ids = np.array(encoding.ids, dtype=np.int32)
         mask = np.full(len(ids), sample.everything, dtype=np.uint8)
-        places = _Places(sample.text, encoding)
+        places = Places(sample.text, encoding)
         ended = True
         special, ends = np.flatnonzero(self._is_special[ids]), np.flatnonzero(self._may_end[ids])
         for turn in sample.turns:
@@ -191,7 +191,7 @@ class RowTokenizer:
         found = {"unknown_characters": unknown, "end_of_turn_not_rendered": not ended}
         return frozenset(code for code, is_so in found.items() if is_so)
 
-    def _end_of_turn(self, turn: Turn, ids: NDArray[np.int32], ends: NDArray[np.int64], places: _Places) -> int | None:
+    def _end_of_turn(self, turn: Turn, ids: NDArray[np.int32], ends: NDArray[np.int64], places: Places) -> int | None:
         """The position of the token that ends the turn, if one does. `ends`: those inside the turn that may."""
         after = [int(n) for n in ends if places.start(int(n)) >= turn.content_end]
         if not after:
@@ -204,7 +204,7 @@ class RowTokenizer:
         return end
 
     def _same_prompt(
-        self, text: str, end: int, ids: NDArray[np.int32], places: _Places, special: NDArray[np.int64]
+        self, text: str, end: int, ids: NDArray[np.int32], places: Places, special: NDArray[np.int64]
     ) -> bool:
         """Whether the prompt alone has the ids that it has inside the row.
 
@@ -222,38 +222,6 @@ class RowTokenizer:
             if len(tail) <= _SHORT_PROMPT and len(self._prompts) < _KNOWN_PROMPTS:
                 self._prompts[tail] = alone
         return bool(alone == ids[start:].tolist())
-
-
-class _Places:
-    """Between characters of a text and tokens, without the list of all offsets: it is large, and slow to make."""
-
-    def __init__(self, text: str, encoding: Encoding) -> None:
-        self._length = len(text)
-        self._encoding = encoding
-        self._starts: NDArray[np.int64] | None = None
-
-    def token(self, character: int) -> int:
-        """The first token that starts at or behind the character."""
-        if character >= self._length:
-            return len(self._encoding)
-        found = self._encoding.char_to_token(character)
-        if found is None:  # a character that the tokenizer dropped
-            if self._starts is None:
-                self._starts = np.array(self._encoding.offsets, dtype=np.int64).reshape(-1, 2)[:, 0]
-            return int(np.searchsorted(self._starts, character))
-        while found < len(self._encoding) and self.start(found) < character:
-            found += 1
-        return int(found)
-
-    def start(self, token: int) -> int:
-        return self._of(token)[0]
-
-    def end(self, token: int) -> int:
-        return self._of(token)[1]
-
-    def _of(self, token: int) -> tuple[int, int]:
-        found: Any = self._encoding.token_to_chars(token)
-        return int(found[0]), int(found[1])
 
 
 def _texts(sample: Sample) -> list[str]:
