@@ -16,7 +16,7 @@ from pydantic_core import to_jsonable_python
 from finery._multipart import Multipart
 from finery.data.strict_json import dotted, flaws
 from finery.errors import InvalidArgumentError
-from finery.types.base import Resource
+from finery.types.base import Request, Resource
 
 T = TypeVar("T")
 Params = tuple[tuple[str, str], ...]
@@ -56,15 +56,18 @@ class Call(Generic[T]):
 
 
 def to_body(fields: BaseModel | Mapping[str, Any]) -> Any:
-    """JSON for a request. Request classes are written out in full; a resource stands for its id."""
+    """JSON for a request. Of request classes what was set, as the server tells a default from a wish; a resource stands
+    for its id."""
     if isinstance(fields, BaseModel):
-        return fields.model_dump(mode="json")
+        return fields.model_dump(mode="json", exclude_unset=True)
     return {name: _value(value) for name, value in fields.items()}
 
 
 def _value(value: Any) -> Any:
     if isinstance(value, Resource) and isinstance(id_ := getattr(value, "id", None), str):
         return id_
+    if isinstance(value, Request):
+        return to_body(value)
     if isinstance(value, datetime):
         return time_text("a time", value)
     if isinstance(value, Mapping):
