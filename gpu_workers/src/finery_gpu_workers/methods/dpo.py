@@ -6,7 +6,7 @@
     loss        sum over pairs of the preference loss (losses/preference.py) / pairs of the whole update
                 + sft_weight × - sum over the chosen answers of log p / their trained tokens in the whole update
     evaluation  the same over the whole validation set
-    usage       train.dpo, eval.dpo: trained tokens of both answers
+    usage       train.dpo, eval.dpo: trained tokens of both answers; the reference is not billed
 
 Metrics of steps and evaluations, means over pairs unless said otherwise:
 
