@@ -28,6 +28,7 @@ from finery_testing.control_plane import FakeControlPlane
 from finery_testing.tiny import IM_END, make_tiny_model
 
 from .conftest import MakeJob, ended, evaluations, goes_on, last_folder, last_manifest, stands_on, trained
+from .test_sft_fallback import GEMMA, make
 
 LN2 = math.log(2)
 FULL = FullWeights(type="full")
@@ -169,9 +170,7 @@ LN261 = math.log(261)
     [
         ({"loss": "sigmoid"}, LN2, 0.0),
         ({"loss": "sigmoid", "sft_weight": 0.25}, LN2 + 0.25 * LN261, 0.0),
-        ({"loss": "robust", "label_smoothing": 0.1}, LN2, 0.0),
         ({"loss": "ipo", "beta": 0.2}, 2.5**2, 0.0),
-        ({"loss": "hinge"}, 1.0, 0.0),
         ({"loss": "apo_zero"}, 1.0, 0.0),
         # -log σ(-0.5)
         ({"loss": "simpo"}, math.log(1 + math.exp(0.5)), -2.0 * LN261),
@@ -240,6 +239,29 @@ def test_all_weights_and_added_tokens(make_job: MakeJob, adapter: Any) -> None:
     assert evaluations(control)[0] == pytest.approx(LN2, abs=1e-6)
     assert evaluations(control)[6] < LN2 - 0.05
     assert ((last_folder(control) / "merged").exists()) == (adapter is not FULL)
+
+
+@pytest.mark.parametrize("other", ["bf16", "gemma2"])
+def test_before_the_first_step_policy_and_reference_agree_to_the_last_bit(
+    make_job: MakeJob, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    """In several micro-batches, whose shapes change how sums of bf16 are rounded; and on a model of transformers'."""
+    if other == "bf16":
+        monkeypatch.setattr("finery_gpu_workers.models.load._multiplies_bf16_fast", lambda _: True)
+        model = make_tiny_model(tmp_path / "bf16", dtype="bfloat16")
+    else:
+        model = make(tmp_path / "gemma", tiny_folder, **GEMMA)
+    job = {"validation": pair_rows(5), "micro_batch_tokens": 120, "batch_tokens": 4096, "max_steps": 4}
+    control = trained(make_job(pair_rows(), method="dpo", model=model, **job))
+    assert ended(control) == "completed"
+    compute = last_manifest(control)["compute"]
+    assert (compute["dtype"], compute["engine"]) == (
+        ("bfloat16", "finery") if other == "bf16" else ("float32", "transformers")
+    )
+    start, first = control.steps[0].evaluation.metrics, control.steps[1].metrics
+    for found in (start, first):
+        assert (found["margin"], found["kl"], found["accuracy"]) == (0.0, 0.0, 0.5)
+    assert evaluations(control)[4] < LN2 - 0.1
 
 
 def test_the_customer_stops_a_job_while_the_reference_is_computed(make_job: MakeJob, monkeypatch: Any) -> None:

@@ -8,12 +8,14 @@ from typing import Any
 import grpc
 import pytest
 
+from finery_gpu_workers import run
 from finery_gpu_workers.learner import Learner
+from finery_protos.v1 import worker_pb2 as pb
 from finery_testing.control_plane import FakeControlPlane, Hook
 
-from .conftest import MakeJob
+from .conftest import MakeJob, ended
 from .test_dpo import pair_rows
-from .test_resume import outcome, train_until_it_holds
+from .test_resume import PREPARE, TRAIN, outcome, pause_at, train_until_it_holds
 
 HYPER: dict[str, Any] = {"epochs": 2, "checkpoint_every": 2, "batch_tokens": 300, "max_grad_norm": 0.5}
 
@@ -63,6 +65,17 @@ def test_resume_is_exact_and_reads_the_reference(
     assert references == ([0, 0] if victim <= 2 else [0])
 
 
+def test_resume_is_exact_after_a_pause(make_job: MakeJob, uninterrupted: dict[str, Any]) -> None:
+    control = job(make_job)
+    run.main(control.attempt(PREPARE))
+    control.hook = pause_at(control, 3)
+    run.main(control.attempt(TRAIN))
+    assert ended(control) == "paused_by_customer"
+    control.hook, control.intent = lambda _name, _request: None, pb.INTENT_RUN
+    run.main(control.attempt(TRAIN))
+    assert outcome(control) == uninterrupted
+
+
 def test_a_reference_that_is_gone_is_computed_again_and_is_the_same(
     make_job: MakeJob, uninterrupted: dict[str, Any]
 ) -> None:
@@ -93,5 +106,12 @@ def test_a_reference_that_was_changed_is_refused(make_job: MakeJob) -> None:
         return status
 
     control.hook = hook
+    with pytest.raises(AssertionError, match="platform_fault"):
+        train_until_it_holds(control)
+
+
+def test_a_loop_that_loses_pairs_is_a_fault(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    control = job(make_job, epochs=1)
+    monkeypatch.setattr("finery_gpu_workers.methods.objective.micro_batches", lambda rows, lengths, limit: [rows[1:]])
     with pytest.raises(AssertionError, match="platform_fault"):
         train_until_it_holds(control)

@@ -47,6 +47,9 @@ def cpu_allocation_failure() -> Exception:
         (WorkerError("invalid_chat_template", "it loops"), "invalid_data", "invalid_chat_template"),
         (WorkerError("unsupported_model", "another"), "invalid_model", "unsupported_model"),
         (WorkerError("added_tokens_untrained", "add"), "invalid_model", "added_tokens_untrained"),
+        (WorkerError("invalid_environment", "mend it"), "invalid_environment", "invalid_environment"),
+        (WorkerError("sandbox_unavailable", "no namespaces"), "sandbox_unavailable", "sandbox_unavailable"),
+        (WorkerError("rewards_failed", "all of them"), "rewards_failed", "rewards_failed"),
         (MemoryError(SECRET), "out_of_memory", "out_of_memory"),
         (torch.OutOfMemoryError(SECRET), "out_of_memory", "out_of_memory"),
         (cpu_allocation_failure(), "out_of_memory", "out_of_memory"),
@@ -206,6 +209,19 @@ def test_settings_do_not_show_the_token(make_job: MakeJob) -> None:
     assert "token-1" not in repr(settings)
     assert settings.device == "auto"
     assert (settings.fence, settings.torch_threads) == (1, 1)
+
+
+def test_what_score_models_are_allowed_is_read_and_not_shown(make_job: MakeJob) -> None:
+    environment = make_job().attempt(TRAIN)
+    assert Settings.read(environment).score_models == {}
+    given = environment | {"FINERY_SCORE_MODELS": json.dumps({"http://a/v1": SECRET, "http://b/v1": None})}
+    settings = Settings.read(given)
+    assert settings.score_models == {"http://a/v1": SECRET, "http://b/v1": None}
+    assert SECRET not in repr(settings)
+    for broken in ("[]", "{", json.dumps({SECRET: 1})):
+        with pytest.raises(SystemExit, match="expected a JSON object") as error:
+            Settings.read(environment | {"FINERY_SCORE_MODELS": broken})
+        assert SECRET not in str(error.value)
 
 
 def test_nothing_is_left_on_the_workers_disk(

@@ -38,11 +38,11 @@ class StepMetrics:
     """Metrics of one step, under the names that customers see."""
 
     loss: float
-    """Mean over the step's trained tokens."""
+    """Mean over the step's trained tokens (SFT) or pairs (DPO)."""
     trained_tokens: int
     """Scored positions with weight > 0."""
     tokens: int
-    """All tokens of the step; there is no padding."""
+    """All tokens of the step; there is no padding, and a prompt that answers share counts once."""
     learning_rate: float
     grad_norm: float
     """Global L2 norm before clipping."""
