@@ -12,19 +12,22 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlmodel import select
 
 from finery.types.jobs import TERMINAL, Intent
+from finery_protos.v1 import worker_pb2 as pb
 from finery_service.db.engine import transaction
-from finery_service.db.tables import CheckpointRow
+from finery_service.db.tables import CheckpointRow, RolloutFileRow, UsageRecordRow
 from finery_service.reconcile import lease, loop
 from finery_service.reconcile.context import Context
 from finery_testing import control
 from finery_testing.clock import FakeClock
-from finery_testing.control import Worker, step
+from finery_testing.control import RL_USAGE, Worker, rl_step, step
 from finery_testing.pool import ScriptedPool
 from finery_testing.reconciling import SETTINGS, a_job, audited, due_again, intend, lead
 
 pytest_plugins = ("finery_testing.control_fixtures",)
 
 _TOTAL, _TOKENS = 4, 100
+_USAGE = {"sft": {"train.sft": _TOKENS}, "rl": RL_USAGE}
+"""Of one step, by method."""
 _WEIGHTS = {
     "tick": 8, "begin": 5, "heartbeat": 1, "commit": 8, "publish": 3, "publish_final": 2, "succeed": 3, "finish": 1,
     "pause": 1, "resume": 2, "cancel": 0.15, "lose": 0.5, "die": 0.5, "wait": 2,
@@ -41,6 +44,7 @@ class Walk:
     channel: grpc.aio.Channel
     job: str
     random: Random
+    method: str
     taken: list[str] = field(default_factory=list)
 
     async def go(self, steps: int) -> None:
@@ -78,7 +82,10 @@ class Walk:
             first = worker.attempt.step + self.random.choice((0, 1, 1, 1, 1, 2))
             count = self.random.choice((1, 1, 2, 3))
             numbers = range(max(first, 1), min(max(first, 1) + count, _TOTAL + 1))
-            await worker.commit(*(step(number, _TOKENS) for number in numbers or (1,)))
+            await worker.commit(*(self.step(number, worker) for number in numbers or (1,)))
+
+    def step(self, number: int, worker: Worker) -> pb.Step:
+        return rl_step(number, prefix=worker.prefix) if self.method == "rl" else step(number, _TOKENS)
 
     async def publish(self) -> None:
         if worker := await self.worker():
@@ -135,11 +142,12 @@ async def check(walk: Walk) -> str:
         rows = (await session.exec(select(CheckpointRow).where(CheckpointRow.job_id == job.id))).all()
     last = max((row.step for row in rows), default=0)
     assert last == next((row.step for row in rows if row.id == job.last_checkpoint_id), 0), walk.taken
-    used = await control.usage(engine, job.id)
-    billed = Counter(unit for unit, state, _ in used if state == "billable")
-    assert billed == {f"step:{number}": 1 for number in range(1, last + 1)}, walk.taken
-    assert {state for _, state, _ in used} <= {"billable", "void"}, walk.taken
-    assert job.usage == ({"train.sft": last * _TOKENS} if last else {}), walk.taken
+    used, of_step = await control.billed(engine, job.id), _USAGE[walk.method]
+    billed = [(sku, f"step:{number}", count) for number in range(1, last + 1) for sku, count in of_step.items()]
+    assert used.get("billable", []) == sorted(billed), walk.taken
+    assert set(used) <= {"billable", "void"}, walk.taken
+    assert job.usage == ({sku: last * count for sku, count in of_step.items()} if last else {}), walk.taken
+    await check_rollouts(walk, last)
     if job.state == "succeeded":
         assert [row.step for row in rows if row.final] == [job.stopped_step or _TOTAL], walk.taken
     events = await control.events(engine, job.id)
@@ -149,6 +157,16 @@ async def check(walk: Walk) -> str:
     told = Counter(event.data["step"] for event in events if event.type == "metric")
     assert set(told.values()) <= {1}, walk.taken
     return job.state
+
+
+async def check_rollouts(walk: Walk, last: int) -> None:
+    """Those that are kept are those that were trained on and billed, whoever sampled others for the same step."""
+    async with transaction(walk.context.engine) as session:
+        kept = (await session.exec(select(RolloutFileRow).where(RolloutFileRow.job_id == walk.job))).all()
+        paid = select(UsageRecordRow).where(UsageRecordRow.job_id == walk.job, UsageRecordRow.state == "billable")
+        attempts = {row.step: row.attempt_id for row in (await session.exec(paid)).all()}
+    found = {row.step: row.attempt_id for row in kept if row.step <= last}
+    assert found == (attempts if walk.method == "rl" else {}), walk.taken
 
 
 @pytest.mark.parametrize(
@@ -162,10 +180,11 @@ async def test_e10_e11_whatever_happens_every_step_is_billed_once_and_the_job_en
     ended: Counter[str] = Counter()
     async with control.rpc(system_engine, SETTINGS, clock) as channel:
         for seed in range(20):
-            job = await a_job(system_engine, clock, total_steps=_TOTAL, prepared_prefix="p/")
+            method = "rl" if seed % 2 else "sft"
+            job = await a_job(system_engine, clock, method=method, total_steps=_TOTAL, prepared_prefix="p/")
             hyper = "update jobs set spec = jsonb_set(spec, '{hyperparameters,early_stopping_patience}', :value)"
             await control.execute(system_engine, hyper.replace(":value", f"'{patience or 'null'}'"))
-            walk = Walk(context, pool, channel, job.id, Random(seed))
+            walk = Walk(context, pool, channel, job.id, Random(seed), method)
             await walk.go(80)
             await walk.end()
             ended[await check(walk)] += 1
