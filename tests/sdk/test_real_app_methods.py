@@ -22,14 +22,17 @@ from finery import (
 )
 from finery.types.environments import ReasoningGymEnvironment
 from finery.types.jobs import JobState
-from finery.types.methods import DpoHyperparameters, RlHyperparameters
+from finery.types.methods import DpoHyperparameters, RlHyperparameters, RlJobCreate
 from finery_service.db.engine import transaction
 from finery_service.db.tables import JobRow
 from finery_service.rollouts import store as rollout_files
 from finery_testing import factories
 from finery_testing.api import CHAT_ROW, Api, jsonl
 
+from .real_app import client_with
+
 GYM: dict[str, Any] = {"type": "reasoning_gym", "task": "chain_sum"}
+GYM_SPEC = ReasoningGymEnvironment.model_validate(GYM)
 CHECK = {"type": "string_check", "operation": "eq", "reference": "{{ item.answer }}"}
 PAIR = {"messages": [{"role": "user", "content": "1 + 1?"}], "chosen": "2", "rejected": "3"}
 PROMPTS = jsonl(*({"prompt": f"{n} + 1 =", "answer": str(n + 1)} for n in range(8)))
@@ -53,8 +56,8 @@ async def test_a_dpo_job_is_created_typed_or_plain_and_wants_pairs(client: Async
 
 async def test_an_rl_job_takes_an_environment_in_every_way(client: AsyncFinery) -> None:
     kept = await client.environments.create(**GYM, name="sums")
-    hyper = RlHyperparameters(steps=3, prompts_per_step=2, samples_per_prompt=4, max_new_tokens=8, max_prompt_tokens=8)
-    for environment in (kept, kept.id, GYM, ReasoningGymEnvironment.model_validate(GYM)):
+    hyper = RlHyperparameters(steps=3, prompts_per_step=2, samples_per_prompt=4)
+    for environment in (kept, kept.id, GYM, GYM_SPEC):
         job = await client.jobs.create(method="rl", model=MODEL, environment=environment, hyperparameters=hyper)
         assert (job.method, job.training_file, job.environment_id) == (
             "rl",
@@ -64,6 +67,20 @@ async def test_an_rl_job_takes_an_environment_in_every_way(client: AsyncFinery) 
         assert job.environment is not None
         assert ReasoningGymEnvironment.model_validate(job.environment).task == "chain_sum"
         assert (job.hyperparameters["steps"], job.hyperparameters["algorithm"]) == (3, "grpo")
+
+
+async def test_what_a_typed_request_leaves_out_is_fitted_to_the_model(real_api: Api, client: AsyncFinery) -> None:
+    key = (await real_api.operator()).headers["authorization"].removeprefix("Bearer ")
+    await client_with(real_api, key).models.create(
+        name="short", source={"type": "path", "path": "/models/short"}, max_length=64
+    )
+    pairs = await client.files.upload(jsonl(PAIR))
+    dpo = DpoHyperparameters(beta=0.2)
+    job = await client.jobs.create(method="dpo", model="short", training_file=pairs, hyperparameters=dpo)
+    assert job.hyperparameters["max_length"] == 64
+    hyper = RlHyperparameters(steps=3)
+    job = await client.jobs.create(RlJobCreate(method="rl", model="short", environment=GYM_SPEC, hyperparameters=hyper))
+    assert job.hyperparameters["max_prompt_tokens"] + job.hyperparameters["max_new_tokens"] <= 64
 
 
 async def test_a_wrong_combination_is_refused_and_named(client: AsyncFinery) -> None:
@@ -92,7 +109,7 @@ async def test_environments_are_kept_listed_and_deleted(client: AsyncFinery, tmp
     made = [
         await client.environments.create(type="prompts", file=prompts, grader=grader),
         await client.environments.create({"type": "prompts", "file": prompts, "grader": CHECK}, name="exact"),
-        await client.environments.create(ReasoningGymEnvironment.model_validate(GYM)),
+        await client.environments.create(GYM_SPEC),
     ]
     assert made[0].spec["grader"]["source"] == grader.source
     listed = [one async for one in client.environments.list(project=made[0].project, limit=2)]
@@ -176,7 +193,7 @@ async def keep_rollouts(api: Api, job_id: str, steps: int, count: int) -> None:
 
 
 async def test_rollouts_are_read_page_by_page(real_api: Api, client: AsyncFinery) -> None:
-    job = await client.jobs.create(method="rl", model=MODEL, environment=GYM, hyperparameters={"max_new_tokens": 8})
+    job = await client.jobs.create(method="rl", model=MODEL, environment=GYM)
     assert [one async for one in job.rollouts()] == []
     await keep_rollouts(real_api, job.id, steps=2, count=5)
     found = [one async for one in client.jobs.rollouts(job.id, step=1, limit=2)]
