@@ -12,11 +12,13 @@ from pydantic import BaseModel, TypeAdapter
 
 from finery.data.rows import read_row
 from finery.types.checkpoints import Checkpoint
+from finery.types.environments import Environment, EnvironmentCreate, EnvironmentRun
 from finery.types.errors import ErrorBody, Problem
 from finery.types.files import File
 from finery.types.jobs import Event, Job
 from finery.types.methods import JobCreate
 from finery.types.models import Model
+from finery.types.rollouts import Rollout
 from finery.types.usage import UsageRow
 from finery_service.settings import Settings
 
@@ -30,6 +32,9 @@ RESOURCES: dict[str, type[BaseModel]] = {
     "checkpoint": Checkpoint,
     "model": Model,
     "usage": UsageRow,
+    "environment": Environment,
+    "environment.run": EnvironmentRun,
+    "rollout": Rollout,
 }
 
 
@@ -47,7 +52,9 @@ def parse_example(example: dict[str, Any]) -> object:
     """The example as the class that it is one of. Raises when it is none, or a wrong one."""
     if "method" in example:
         return TypeAdapter(JobCreate).validate_json(json.dumps(example))
-    if any(key in example for key in ("messages", "prompt", "text", "input_ids")):
+    if "spec" in example:
+        return EnvironmentCreate.model_validate_json(json.dumps(example))
+    if any(key in example for key in ("messages", "prompt", "text", "input_ids", "chosen")):
         return good_row(example)
     if "error" in example:
         return ErrorBody.model_validate(example)
@@ -89,6 +96,8 @@ def test_every_json_example_is_what_the_service_takes_or_answers(page: str, bloc
         {"messages": [{"role": "user", "content": "alone"}]},
         {"error": {"code": "c"}},
         {"object": "nothing"},
+        {"spec": {"type": "reasoning_gym"}},
+        {"chosen": "a"},
     ],
 )
 def test_a_wrong_json_example_is_found(wrong: dict[str, Any]) -> None:
