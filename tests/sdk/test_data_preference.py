@@ -133,3 +133,11 @@ def test_the_first_rows_format_is_the_files() -> None:
         found = problem(row, expected)
         assert found.code == "mixed_formats"
         assert f"of format {expected}" in found.message
+
+
+@pytest.mark.parametrize("prompt", ["hi", [USER]])
+def test_whole_conversations_next_to_their_prompt_are_told_to_leave_it_out(prompt: Any) -> None:
+    """As many public sets have them."""
+    found = problem({"prompt": prompt, "chosen": [USER, OK], "rejected": [USER, NO]})
+    assert found.path.startswith("chosen")
+    assert "leave prompt and messages out" in (found.hint or "")

@@ -51,6 +51,12 @@ def test_the_first_rows_format_is_the_files() -> None:
     assert format_of({"text": "t"}, "prompts") == "mixed_formats"
 
 
+def test_conversations_behind_one_without_an_answer_say_where_to_look() -> None:
+    found = read_row({"messages": [USER, OK], "id": 2}, "prompts")
+    assert isinstance(found, Problem)
+    assert "the first one lacks its answer" in (found.hint or "")
+
+
 def test_the_item_is_the_whole_row() -> None:
     row: dict[str, Any] = {"messages": [SYSTEM, {**USER, "name": None}], "tools": [TOOL], "a": {"b": [None, 1.5]}}
     assert read_row(row) == ("prompts", PromptRow((SYSTEM, USER), None, (TOOL,), row, "messages"))

@@ -21,6 +21,7 @@ from finery_gpu_workers.data.chat import RowError, Template
 from finery_gpu_workers.data.missing import missing_from
 from finery_gpu_workers.data.prepared import Prepared, sha256_file
 from finery_gpu_workers.data.samples import Prompted
+from finery_gpu_workers.data.turns import MAX_RENDERED_MESSAGES, check_addresses
 
 
 def render_prompt(template: Template | None, row: PromptRow) -> Prompted:
@@ -29,15 +30,18 @@ def render_prompt(template: Template | None, row: PromptRow) -> Prompted:
         return Prompted(row.text, is_text=True)
     assert template is not None
     text = template.render(row.messages, prompt=True, tools=row.tools)
-    missing = missing_from(template, ChatRow(row.messages, row.tools), text, prompt=True)
+    as_chat = ChatRow(row.messages, row.tools)
+    check_addresses(as_chat, text)
+    missing = missing_from(template, as_chat, text, prompt=True)
     return Prompted(text, False, missing, _rewritten(template, row, text))
 
 
 def _rewritten(template: Template, row: PromptRow, text: str) -> int | None:
     """The first assistant turn of the prompt that was another text while it was the last of the conversation."""
-    for n, message in enumerate(row.messages):
-        if message["role"] != "assistant":
-            continue
+    turns = [n for n, message in enumerate(row.messages) if message["role"] == "assistant"]
+    if len(turns) * len(row.messages) > MAX_RENDERED_MESSAGES:
+        return None  # it is for a warning only
+    for n in turns:
         try:
             until = template.render(row.messages[: n + 1], tools=row.tools)
         except RowError:  # a template that wants the user's message last, perhaps; the prompt itself is fine

@@ -66,7 +66,7 @@ def render_chat(template: Template, row: ChatRow, train_on: TrainOn) -> Iterator
     `reasoning_not_as_sampled`: reasoning that was sampled behind an opened tag is written in another way.
     """
     text = template.render(row.messages, tools=row.tools)
-    _check_addresses(row, text)
+    check_addresses(row, text)
     missing = missing_from(template, row, text)
     wanted = _wanted(row, train_on)
     _check_size(row, wanted)
@@ -82,7 +82,7 @@ def render_chat(template: Template, row: ChatRow, train_on: TrainOn) -> Iterator
     yield _rendered(row, text, wanted, turns, missing)
 
 
-def _check_addresses(row: ChatRow, text: str) -> None:
+def check_addresses(row: ChatRow, text: str) -> None:
     """Where a template forgets to call a method, or to make a list, Python writes an address of this process: another
     one in every job, and at serving."""
     if " at 0x" not in text:

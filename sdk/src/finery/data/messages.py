@@ -165,10 +165,12 @@ def check_conversation(messages: list[Message], place: Place) -> None:
         check_calls(messages, place)
 
 
-def check_prompt_end(messages: list[Message], place: Place) -> None:
+def check_prompt_end(
+    messages: list[Message], place: Place, hint: str = "End the prompt with what is to be answered."
+) -> None:
     """A prompt waits for an answer."""
     last = messages[-1]["role"] if messages else "no message"
     if last not in ("user", "tool"):
         message = f"expected the prompt to end with a user's or a tool's message, found {last}"
         path = place(len(messages) - 1) if messages else place(0).partition("[")[0]
-        raise RowError("last_message_not_user", path, message, "End the prompt with what is to be answered.")
+        raise RowError("last_message_not_user", path, message, hint)

@@ -18,6 +18,7 @@ from finery.data.tools import read_tools
 
 ANSWERS = ("chosen", "rejected")
 PromptKey = Literal["prompt", "messages"]
+_HINT = "Where chosen and rejected are whole conversations, leave prompt and messages out."
 _SHOWN = '{"messages": [{"role": "user", "content": "…"}], "chosen": "…", "rejected": "…"}'
 
 
@@ -36,7 +37,11 @@ def read_pair(row: dict[str, Any]) -> PreferenceRow:
 
 def _texts(row: dict[str, Any]) -> PreferenceRow:
     prompt = text_of(row["prompt"], "prompt", "a text, or a list of messages")
-    chosen, rejected = (text_of(row.get(name, MISSING), name, "a text as the prompt is") for name in ANSWERS)
+    expected = "a text as the prompt is"
+    for name in ANSWERS:
+        if isinstance(row.get(name, MISSING), list):
+            raise wrong_type(name, expected, row[name], f"Write {expected}. {_HINT}")
+    chosen, rejected = (text_of(row.get(name, MISSING), name, expected) for name in ANSWERS)
     no_tools(row)
     if not prompt:
         raise empty_prompt("prompt")
@@ -114,7 +119,7 @@ def _check_begin(answer: list[Message], name: str, shared: int) -> None:
     found = answer[0]["role"] if answer else "no message"
     path = f"{name}[{shared}]" if answer else name
     message = f"expected the answer to begin with an assistant message, found {found}"
-    raise RowError("role_order", path, message, "Both answers must go on from the same prompt.")
+    raise RowError("role_order", path, message, f"Both answers must go on from the same prompt. {_HINT}")
 
 
 def _is_empty(message: Message) -> bool:

@@ -17,6 +17,10 @@ from finery.data.shapes import PromptRow
 from finery.data.tools import read_tools
 
 _OF_THE_PROMPT = frozenset({"messages", "tools"})
+_HINTS = {
+    "prompt": "End the prompt with what is to be answered.",
+    "messages": "End it with what is to be answered. If rows are conversations to learn, the first one lacks its answer.",
+}
 
 
 def is_open(row: dict[str, Any]) -> bool:
@@ -40,7 +44,7 @@ def read_prompt(row: dict[str, Any]) -> PromptRow:
     def place(n: int) -> str:
         return f"{key}[{n}]"
 
-    check_prompt_end(messages, place)
+    check_prompt_end(messages, place, _HINTS[key])
     check_conversation(messages, place)
     if key == "messages" and _OF_THE_PROMPT.issuperset(row):
         message = "expected a field for graders next to messages, found none"
