@@ -39,7 +39,7 @@ class CachedDecoder:
         self._cache = KvCache(model.config, model.embedding.detach())
         self.longest_row = model.config.longest_row
 
-    @torch.no_grad()
+    @torch.no_grad()  # not in inference mode: what `attend` remembers may meet a gradient later
     def read(self, prompts: Sequence[tuple[int, ...]]) -> list[CachedPrefix]:
         return [one for pack in _packs(prompts) for one in self._read(pack)]
 
@@ -59,11 +59,11 @@ class CachedDecoder:
         parts = torch.stack(kept).permute(0, 2, 3, 1, 4).split(lengths, dim=3)
         return [CachedPrefix(part.contiguous(), one) for part, one in zip(parts, logits, strict=True)]
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def add(self, prefix: CachedPrefix) -> None:
         self._cache.add(prefix)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def step(self, tokens: Sequence[int]) -> Tensor:
         positions = torch.tensor(self._cache.positions(), device=self._model.device)
         step = self._cache.begin()
@@ -74,7 +74,7 @@ class CachedDecoder:
         )
         return self._model.logits(hidden)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def retire(self, row: int) -> None:
         self._cache.retire(row)
 
@@ -85,9 +85,9 @@ class CachedDecoder:
         for layer, block in enumerate(self._model.blocks):
             qkv, o, gate_up, down = self._linear[layer]
             q, kv = self._heads(block, qkv(self._normed(x, block.attention_norm)), cos, sin)
-            x = o.onto(x, attention(layer, q, kv))
+            o.onto(x, attention(layer, q, kv))
             gate, up = gate_up(self._normed(x, block.mlp_norm)).chunk(2, dim=-1)
-            x = down.onto(x, F.silu(gate).mul_(up))
+            down.onto(x, F.silu(gate).mul_(up))
         return self._normed(x, self._model.norm)
 
     def _heads(self, block: Block, qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:

@@ -36,12 +36,12 @@ class Linear:
     def __call__(self, x: Tensor) -> Tensor:
         return self._adapted(F.linear(x, self.weight, self.bias), x)
 
-    def onto(self, residual: Tensor, x: Tensor) -> Tensor:
-        """residual + y"""
-        y = torch.addmm(residual, x, self.weight.t())
+    def onto(self, residual: Tensor, x: Tensor) -> None:
+        """residual += y"""
+        residual.addmm_(x, self.weight.t())
         if self.bias is not None:
-            y.add_(self.bias)
-        return self._adapted(y, x)
+            residual.add_(self.bias)
+        self._adapted(residual, x)
 
     def _adapted(self, y: Tensor, x: Tensor) -> Tensor:
         if self.down is not None and self.up is not None:
