@@ -54,7 +54,7 @@ def test_the_first_rows_format_is_the_files() -> None:
 def test_conversations_behind_one_without_an_answer_say_where_to_look() -> None:
     found = read_row({"messages": [USER, OK], "id": 2}, "prompts")
     assert isinstance(found, Problem)
-    assert "the first one lacks its answer" in (found.hint or "")
+    assert "the first lacks its answer" in (found.hint or "")
 
 
 def test_the_item_is_the_whole_row() -> None:

@@ -212,3 +212,16 @@ async def test_a32_a_utf16_file_is_one_error(api: Api, encoding: str) -> None:
 async def test_every_format_is_taken_and_said(api: Api, row: dict[str, Any], format_: str) -> None:
     file = await told(await api.tenant(), jsonl(row, row))
     assert (file["status"], file["format"], file["encoding"], file["rows"]) == ("valid", format_, "jsonl", 2)
+
+
+async def test_pairs_that_cannot_be_learned_from_are_named_by_line(api: Api) -> None:
+    pair: dict[str, Any] = {"messages": [USER], "chosen": "ok", "rejected": "no"}
+    rows = [pair, pair | {"rejected": None}, pair | {"rejected": "ok"}, pair | {"messages": [USER, OK]}, CHAT_ROW]
+    file = await told(await api.tenant(), jsonl(*rows))
+    assert (file["format"], file["rows"]) == ("preference", 1)
+    assert lines(file) == [
+        (2, "rejected", "wrong_type"),
+        (3, "rejected", "identical_answers"),
+        (4, "messages[1]", "last_message_not_user"),
+        (5, "", "mixed_formats"),
+    ]

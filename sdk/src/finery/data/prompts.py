@@ -19,7 +19,7 @@ from finery.data.tools import read_tools
 _OF_THE_PROMPT = frozenset({"messages", "tools"})
 _HINTS = {
     "prompt": "End the prompt with what is to be answered.",
-    "messages": "End it with what is to be answered. If rows are conversations to learn, the first one lacks its answer.",
+    "messages": "End it with what is to be answered. If rows are conversations to learn, the first lacks its answer.",
 }
 
 

@@ -35,7 +35,8 @@ class PreviewToken(Resource):
 class PreviewRow(Resource):
     line: int
     tokens: tuple[PreviewToken, ...] = ()
-    """After truncation, as trained; an unrolled row gives one `PreviewRow` per turn, all with its line."""
+    """After truncation, as trained; an unrolled row gives one `PreviewRow` per turn and a pair one per answer, all with
+    its line. Of a prompt nothing is trained."""
     trained_tokens: int = 0
     truncated: bool = False
     dropped: str | None = None
