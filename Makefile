@@ -9,13 +9,16 @@ SOURCES := $(MEMBERS) bench examples tools
 PYTEST := $(BIN)/python -m pytest
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-slow check protos openapi bench install fmt ratchet clean
+.PHONY: help demo demo-sft demo-dpo demo-rl test test-slow check protos openapi bench install fmt ratchet clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z -]+:.*## / {printf "  make %-26s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: install ## one SFT job on a real model, from the SDK to a verified checkpoint and the bill (OUT=folder)
+demo: install ## SFT → DPO → RL on a real model, each from the last checkpoint, from the SDK to the bill (OUT=folder)
 	$(BIN)/python examples/demo.py $(if $(OUT),--out $(OUT))
+
+demo-sft demo-dpo demo-rl: install ## one of them alone, from the base model
+	$(BIN)/python examples/demo.py $(@:demo-%=%) $(if $(OUT),--out $(OUT))
 
 test: install ## every test that is not slow, in two lanes: first the units, then the real processes
 	$(PYTEST) tests -m "not slow and not e2e" -n 2 --dist loadfile -q

@@ -55,9 +55,13 @@ def run(client: Finery, start: dict[str, Any], out: Path, steps: int) -> tuple[F
     for name in ("loss", "accuracy", "margin"):
         say(f"Held-out {name}"[:13], f"{name}: {first[name]:.3f} before, {last[name]:.3f} after")
     console.print(bill(client, finished))
-    checks = {
+    return finished, discrepancies(finished, learned(finished))
+
+
+def learned(finished: Finished) -> dict[str, bool]:
+    first, last = finished.of("eval")[0], finished.of("eval")[-1]
+    return {
         "before the first step policy and reference are one: accuracy one half": first["accuracy"] == 0.5,
         "the held-out loss fell": last["loss"] < first["loss"],
         "the true answers became the likelier ones": last["accuracy"] > 0.5,
     }
-    return finished, discrepancies(finished, checks)

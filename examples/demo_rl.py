@@ -11,15 +11,16 @@ from show import Finished, bill, console, discrepancies, finish, say
 
 from finery import Finery, graders
 from finery.plot import reward_curve
+from finery.types.rollouts import Rollout
 
 HERE = Path(__file__).resolve().parent
 SYSTEM = "You answer with a JSON object and nothing else."
 WORDS = (HERE / "words.txt").read_text().split()
-HELD_OUT = 24
+HELD_OUT, PROMPTS, SAMPLES = 24, 4, 8
 HYPERPARAMETERS = {
     "algorithm": "grpo",
-    "prompts_per_step": 4,
-    "samples_per_prompt": 8,
+    "prompts_per_step": PROMPTS,
+    "samples_per_prompt": SAMPLES,
     "max_new_tokens": 32,
     "learning_rate": 3e-4,
     "checkpoint_every": 10,
@@ -66,13 +67,20 @@ def run(client: Finery, start: dict[str, Any], out: Path, steps: int) -> tuple[F
     console.print(samples(client, finished))
     console.print(bill(client, finished))
     rollouts = list(client.jobs.rollouts(job, step=steps))
-    asked = HYPERPARAMETERS["prompts_per_step"] * HYPERPARAMETERS["samples_per_prompt"]
-    checks = {
-        "every rollout of the last step is kept": len(rollouts) == asked,
+    return finished, discrepancies(finished, learned(finished) | kept(rollouts))
+
+
+def learned(finished: Finished) -> dict[str, bool]:
+    first, last = finished.of("eval")[0], finished.of("eval")[-1]
+    return {"the held-out reward rose beyond chance": last["reward_low"] > first["reward_high"]}
+
+
+def kept(rollouts: list[Rollout]) -> dict[str, bool]:
+    """Of one step."""
+    return {
+        "every rollout of the last step is kept": len(rollouts) == PROMPTS * SAMPLES,
         "every rollout has a reward or a failure": all((one.reward is None) == bool(one.failure) for one in rollouts),
-        "the held-out reward rose beyond chance": last["reward_low"] > first["reward_high"],
     }
-    return finished, discrepancies(finished, checks)
 
 
 def samples(client: Finery, finished: Finished) -> Table:

@@ -45,7 +45,12 @@ def run(client: Finery, start: dict[str, Any], out: Path, steps: int) -> tuple[F
         say("Before", answers["before"])
         say("After", answers["after"])
     console.print(bill(client, finished))
-    return finished, discrepancies(finished, {"the held-out loss fell": losses[-1] < losses[0]})
+    return finished, discrepancies(finished, learned(finished))
+
+
+def learned(finished: Finished) -> dict[str, bool]:
+    losses = [one["loss"] for one in finished.of("eval")]
+    return {"the held-out loss fell": losses[-1] < losses[0]}
 
 
 def ask(checkpoint: Path, question: str) -> dict[str, str]:

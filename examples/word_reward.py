@@ -1,9 +1,10 @@
 """A reward file, as a customer writes one: the answer must be exactly {"word": "<the word>"}."""
 
 import json
+from typing import Any
 
 
-def grade(sample, item):
+def grade(sample: dict[str, Any], item: dict[str, Any]) -> dict[str, float]:
     """1 for the object alone; parts of it for text that comes near."""
     text, word = sample["output_text"].strip(), item["word"]
     try:

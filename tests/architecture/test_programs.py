@@ -120,13 +120,15 @@ class Outcome:
     def row(self, sku: str, tokens: int, cost: str, provisional: int = 0) -> UsageRow:
         return UsageRow(sku=sku, quantity=tokens, billable=tokens, provisional=provisional, void=0, cost=Decimal(cost))
 
-    def discrepancies(self, demo: ModuleType) -> list[str]:
-        found: list[str] = demo.discrepancies(self.job, self.events, self.rows, self.checkpoint, self.folder)
+    def discrepancies(self, load: Load) -> list[str]:
+        show, demo = load("show"), load("demo_sft")
+        finished = show.Finished(self.job, self.events, self.checkpoint, self.folder, self.rows)
+        found: list[str] = show.discrepancies(finished, demo.learned(finished))
         return found
 
 
 def test_the_demo_finds_nothing_wrong_when_everything_adds_up(load: Load, tmp_path: Path) -> None:
-    assert Outcome(tmp_path).discrepancies(load("demo")) == []
+    assert Outcome(tmp_path).discrepancies(load) == []
 
 
 def _with_other_content(folder: Path) -> Path:
@@ -152,5 +154,41 @@ BREAK: dict[str, Callable[[Outcome], None]] = {
 def test_the_demo_finds_what_does_not_add_up(load: Load, tmp_path: Path, what: str) -> None:
     outcome = Outcome(tmp_path)
     BREAK[what](outcome)
-    found = outcome.discrepancies(load("demo"))
+    found = outcome.discrepancies(load)
     assert any(what in line for line in found), found
+
+
+def finished(load: Load, *evaluations: dict[str, float]) -> Any:
+    events = [Event(job="job_1", seq=n, type="eval", data=data, created_at=NOW) for n, data in enumerate(evaluations)]
+    return load("show").Finished(None, events, None, None, [])
+
+
+def test_the_demo_tells_whether_dpo_learned(load: Load) -> None:
+    start, end = {"loss": 0.69, "accuracy": 0.5}, {"loss": 0.6, "accuracy": 0.7}
+    learned = load("demo_dpo").learned
+    assert all(learned(finished(load, start, end)).values())
+    for wrong in ({"loss": 0.7}, {"accuracy": 0.4}):
+        assert not all(learned(finished(load, start, end | wrong)).values())
+    assert not all(learned(finished(load, start | {"accuracy": 0.6}, end)).values())
+
+
+def test_the_demo_tells_whether_rl_learned_beyond_chance(load: Load) -> None:
+    learned = load("demo_rl").learned
+    start = {"reward_low": 0.0, "reward_high": 0.2}
+    assert all(learned(finished(load, start, {"reward_low": 0.3, "reward_high": 0.9})).values())
+    assert not all(learned(finished(load, start, {"reward_low": 0.1, "reward_high": 0.9})).values())
+
+
+@pytest.mark.parametrize(
+    ("text", "reward"),
+    [
+        ('{"word": "iron"}', 1.0),
+        (' {"word":"iron"}\n', 1.0),
+        ('{"word": "iron", "a": 1}', 0.3),
+        ("iron", 0.1),
+        ("no", 0.0),
+    ],
+)
+def test_the_demos_reward_file(load: Load, text: str, reward: float) -> None:
+    parts = load("word_reward").grade({"output_text": text}, {"word": "iron"})
+    assert sum(parts.values()) == pytest.approx(reward)

@@ -24,7 +24,7 @@ def test_the_readmes_examples_run_as_printed(stack: Stack, client: Finery, tmp_p
     add_model(stack, "my-model")
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     parts = re.findall(rf"{MARK}\n```python\n(.*?)```", readme, re.DOTALL)
-    assert len(parts) == readme.count(MARK) == 4
+    assert len(parts) == readme.count(MARK) == 6
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     done = subprocess.run(
         [sys.executable, "-c", "".join(parts)],
@@ -37,8 +37,12 @@ def test_the_readmes_examples_run_as_printed(stack: Stack, client: Finery, tmp_p
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     shown = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout)
     assert "bacon would be more scarce" in shown, "the preview shows the first row"
-    lora, full = list(client.jobs.list(limit=2))[:2]
-    assert (full.adapter["type"], full.state) == ("full", "succeeded")
+    assert "{'exact'" not in shown, "rewards are shown in a table"
+    assert '{"word": "apple"}' in shown
+    rl, dpo, lora, full = list(client.jobs.list(limit=4))[:4]
+    assert [job.state for job in (rl, dpo, lora, full)] == ["succeeded"] * 4
+    assert full.adapter["type"] == "full"
+    assert [job.method for job in (rl, dpo)] == ["rl", "dpo"]
     assert lora.from_checkpoint == full.best_checkpoint
     assert (tmp_path / "out/lora/merged/model.safetensors").exists()
     assert (tmp_path / "out/lora/adapter_model.safetensors").exists()
