@@ -173,11 +173,12 @@ def test_as_a_reward_the_divergence_is_taken_off_before_rollouts_are_compared(le
     mine = learner.log_probs(packed(rollouts))
     with learner.reference():
         reference = learner.log_probs(packed(rollouts))
-    run(learner, settings, rollouts)
+    updated = run(learner, settings, rollouts)
     charges = [-2.0 * float(part.sum()) for part in (mine - reference).split(3)]
     assert [one.parts["kl"] for one in rollouts] == pytest.approx(charges, abs=1e-6)
     assert rollouts[0].advantage == pytest.approx((charges[0] - charges[1]) / 2, abs=1e-6)
     assert [one.reward for one in rollouts] == [1.0, 1.0]
+    assert updated.sums.means(reference=True)["kl"] == pytest.approx(float((mine - reference).mean()), abs=1e-6)
 
 
 def test_no_reference_is_computed_without_a_coefficient(learner: Learner) -> None:

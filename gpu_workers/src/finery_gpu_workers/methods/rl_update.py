@@ -95,6 +95,8 @@ class Updater:
             if not done.finite:
                 break
         done.loss /= max(1, done.updates)
+        if self.uses_reference and self.hyper.kl_placement == "reward":
+            done.sums.kl = sum(-one.parts["kl"] / self.hyper.kl_coefficient for one in trained)
         return done
 
     def _update(
