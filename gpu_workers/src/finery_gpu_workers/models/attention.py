@@ -159,8 +159,8 @@ class _Matmul(torch.autograd.Function):
         shares, before = [], keys.shape[1] - length
         for start in range(0, length, _BLOCK):
             end = min(start + _BLOCK, length)
-            future = torch.full((end - start, before + end), float("-inf"), dtype=q.dtype, device=q.device)
-            mask, folded = future.triu(1 + before + start).repeat(heads // kv_heads, 1), _fold(queries[:, start:end])
+            mask = _future(end - start, before + start, heads // kv_heads, q.dtype, q.device)
+            folded = _fold(queries[:, start:end])
             scores = torch.baddbmm(mask, folded, keys[:, : before + end].transpose(1, 2), alpha=width**-0.5)
             shares.append(torch.softmax(scores, dim=-1))
             _unfold(torch.bmm(shares[-1], values[:, : before + end]), outputs[:, start:end])
@@ -190,6 +190,13 @@ class _Matmul(torch.autograd.Function):
         dk, dv = (x.view(count, kv_heads, before + length, width).transpose(1, 2) for x in (dkeys, dvalues))
         own = dq, dk[:, before:], dv[:, before:]
         return (*own, dk[:, :before].sum(0), dv[:, :before].sum(0)) if before else own
+
+
+@lru_cache(maxsize=64)
+def _future(queries: int, before: int, group: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[group × queries, before + queries], -inf where a key comes after its query; the same in every layer."""
+    mask = torch.full((queries, before + queries), float("-inf"), dtype=dtype, device=device)
+    return mask.triu(1 + before).repeat(group, 1)
 
 
 def _behind(x: Tensor, past: Sequence[Tensor]) -> Tensor:
