@@ -13,8 +13,10 @@ from safetensors.torch import load_file
 from finery.types.methods import FullWeights
 from finery.types.reasons import JobReason
 from finery.types.rollouts import Rollout
+from finery_gpu_workers.errors import WorkerError
 from finery_gpu_workers.losses import policy
 from finery_gpu_workers.methods import rl_terms, rl_update
+from finery_gpu_workers.rollout import engine
 from finery_testing.control_plane import FakeControlPlane
 from finery_testing.tiny import EOS, IM_END
 
@@ -162,6 +164,15 @@ def test_c02_a_step_that_is_not_finite_ends_the_job_as_failed(make_job: MakeJob)
     assert control.finished.error.code == "non_finite_loss"
     assert "train.rl" not in usage(control, control.steps[-1].step)
     assert not control.checkpoints
+
+
+def test_logits_that_are_not_finite_end_the_job_as_failed(make_job: MakeJob) -> None:
+    def broken(*_args: Any) -> Any:
+        raise WorkerError("non_finite_logits", "expected finite logits of the model, found NaN or infinity")
+
+    with mock.patch.object(engine, "draw", broken):
+        control = trained(rl_job(make_job))
+    assert ended(control) == JobReason.NON_FINITE_LOSS
 
 
 def test_c14_special_tokens_that_were_sampled_are_trained_as_they_are(make_job: MakeJob) -> None:

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import signal
+import subprocess
+import sys
 import threading
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -15,7 +21,7 @@ from finery_protos.v1 import worker_pb2 as pb
 from finery_testing.control_plane import FakeControlPlane
 
 from .conftest import MakeJob, ended
-from .rl_jobs import rl_job
+from .rl_jobs import python_grader, rl_job
 from .test_resume import PREPARE, TRAIN, pause_at, train_until_it_holds
 
 LOWER: dict[str, Any] = {"type": "text_similarity", "evaluation_metric": "fuzzy_match", "reference": "abcdefgh"}
@@ -114,6 +120,62 @@ def test_no_step_is_billed_twice_and_no_rollout_trained_twice(make_job: MakeJob)
     first, second = ({used.sku: used.quantity for used in one.usage} for one in twice)
     assert first == second
     assert twice[0].rollouts.key != twice[1].rollouts.key
+
+
+@pytest.mark.slow
+def test_resume_is_exact_after_kill_9(make_job: MakeJob, uninterrupted: dict[str, Any], tmp_path: Path) -> None:
+    """Real processes, started as `python -m finery_gpu_workers.run`."""
+    control = rl_job(make_job, LOWER, **OPTIONS)
+    run.main(control.attempt(PREPARE))
+    worker: list[subprocess.Popen[bytes]] = []
+
+    def kill(name: str, request: Any) -> grpc.StatusCode | None:
+        if name == "CommitSteps" and request.steps[-1].step >= 3 and control.fence == 2:
+            os.kill(worker[0].pid, signal.SIGKILL)
+            return grpc.StatusCode.UNAVAILABLE
+        return None
+
+    control.hook = kill
+    for expected in (-signal.SIGKILL, 0):
+        environment = os.environ | control.attempt(TRAIN)
+        command = [sys.executable, "-m", "finery_gpu_workers.run"]
+        with (tmp_path / "worker.log").open("ab") as log:
+            worker[:] = [subprocess.Popen(command, env=environment, stderr=log)]
+        assert worker[0].wait(120) == expected, (tmp_path / "worker.log").read_text()
+    assert outcome(control) == uninterrupted
+
+
+def test_a_reward_process_that_is_killed_is_started_anew(make_job: MakeJob) -> None:
+    """All of them, at the commit of step 2: what is being graded then may fail, and the job goes on."""
+    control, killed = rl_job(make_job, python_grader("return len(set(text))"), steps=5, min_graded=0.1), list[int]()
+
+    def kill(name: str, request: Any) -> None:
+        if name == "CommitSteps" and request.steps[-1].step >= 2 and not killed:
+            killed.extend(children())
+            for pid in killed:
+                os.kill(pid, signal.SIGKILL)
+
+    control.hook = kill
+    run.main(control.attempt(PREPARE))
+    run.main(control.attempt(TRAIN))
+    assert killed
+    assert ended(control) == "completed"
+    assert [step.step for step in control.steps] == [1, 2, 3, 4, 5]
+    rows = [row for step in range(1, 6) for row in control.rollouts(step)]
+    failed = [row for row in rows if row["failure"]]
+    assert len(failed) <= 4
+    assert not any(row["trained"] for row in failed)
+    assert all(row["reward"] is not None for row in control.rollouts(5))
+
+
+def children() -> list[int]:
+    """Processes that this one started."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            if int(status.read_text().rpartition(")")[2].split()[1]) == os.getpid():
+                found.append(int(status.parent.name))
+    return found
 
 
 def test_seconds_of_graders_are_billed_whole_and_the_rest_is_carried() -> None:

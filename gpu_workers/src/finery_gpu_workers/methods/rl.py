@@ -43,6 +43,7 @@ from finery.types.rl_algorithms import resolved
 from finery_gpu_workers import checkpoints
 from finery_gpu_workers.environments.rewards import open_rewards
 from finery_gpu_workers.environments.types import Rewards
+from finery_gpu_workers.errors import WorkerError
 from finery_gpu_workers.manifest import manifest_of
 from finery_gpu_workers.methods import rollout_files
 from finery_gpu_workers.methods.opening import open_learner, restore
@@ -68,6 +69,10 @@ def train(work: Work) -> Ending:
     rewards = open_rewards(environment, folder, workers=graders(), score_models=work.score_models)
     try:
         return _train(work, rewards, Deadlines(grade_seconds(environment), graders()))
+    except WorkerError as error:
+        if error.code != "non_finite_logits":
+            raise
+        return _not_finite(f"While answers were sampled: {error.message}.")
     finally:
         rewards.close()
 
@@ -164,10 +169,7 @@ def _unusable(run: Run, step: int, result: Result, evaluation: Evaluation | None
     if not result.updated.finite:
         updated = result.updated
         found = f"expected a finite loss and gradient, found loss {updated.loss} and gradient norm {updated.grad_norm}"
-        message = f"Step {step}: {found}. Nothing of this step was kept; try a lower learning rate."
-        return Ending(
-            JobReason.NON_FINITE_LOSS, _error("non_finite_loss", message, "hyperparameters.learning_rate", step)
-        )
+        return _not_finite(f"Step {step}: {found}. Nothing of this step was kept.")
     return _too_few(run, step, evaluation.rollouts) if evaluation else None
 
 
@@ -183,8 +185,13 @@ def _too_few(run: Run, step: int, rollouts: Sequence[Rollout]) -> Ending | None:
         f"Step {step}: expected rewards for at least {wanted:.0%} of {len(rollouts)} rollouts, found {graded} ({codes})"
         f". The first failure: {first.message[:1000]} Try the environment with client.environments.run before training."
     )
-    return Ending(JobReason.REWARDS_FAILED, _error("rewards_failed", message, "environment", step))
+    return Ending(JobReason.REWARDS_FAILED, _error("rewards_failed", message, "environment"))
 
 
-def _error(code: str, message: str, param: str, step: int) -> ErrorDetail:
-    return ErrorDetail(message=message, type="invalid_request_error", code=code, param=param, details=[{"step": step}])
+def _not_finite(found: str) -> Ending:
+    message = f"{found} Try a lower learning rate."
+    return Ending(JobReason.NON_FINITE_LOSS, _error("non_finite_loss", message, "hyperparameters.learning_rate"))
+
+
+def _error(code: str, message: str, param: str) -> ErrorDetail:
+    return ErrorDetail(message=message, type="invalid_request_error", code=code, param=param)
