@@ -11,7 +11,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from finery.types.ids import new_id
-from finery.types.methods import Adapter, JobCreate, LoraAdapter
+from finery.types.methods import Adapter, JobCreate, LoraAdapter, Passes
 from finery_gpu_workers import run
 from finery_protos.v1 import worker_pb2 as pb
 from finery_testing.control_plane import FakeControlPlane
@@ -51,6 +51,13 @@ def trained(control: FakeControlPlane) -> FakeControlPlane:
     if control.prepared is not None:
         run.main(control.attempt(pb.ATTEMPT_KIND_TRAIN))
     return control
+
+
+def passes(control: FakeControlPlane) -> Passes:
+    """The hyper-parameters of a job that passes over a file."""
+    hyper = control.spec.hyperparameters
+    assert isinstance(hyper, Passes)
+    return hyper
 
 
 def ended(control: FakeControlPlane) -> str:

@@ -22,7 +22,7 @@ from finery_gpu_workers.methods.rendering_child import Limits, _watch
 from finery_protos.v1 import worker_pb2 as pb
 from finery_testing.tiny import CHAT_TEMPLATE, make_tiny_model
 
-from .conftest import MakeJob, as_jsonl, chat_rows
+from .conftest import MakeJob, as_jsonl, chat_rows, passes
 
 PREPARE = pb.ATTEMPT_KIND_PREPARE
 LOOP = "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}"
@@ -51,7 +51,7 @@ def test_prepared_data_is_stored_counted_and_quoted(make_job: MakeJob) -> None:
     # "0" to "8" is one digit and its end of turn, "10" and "12" are two
     assert report.trained_tokens == 5 * 2 + 2 * 3
     assert report.tokens == int(data.train.lengths.sum())
-    plan = Plan(data.train.lengths, control.spec.hyperparameters, 0)
+    plan = Plan(data.train.lengths, passes(control), 0)
     assert report.total_steps == plan.total_steps
     assert report.total_trained_tokens == 3 * report.trained_tokens
     statistics = json.loads(report.statistics_json)

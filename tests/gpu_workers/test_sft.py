@@ -22,7 +22,7 @@ from finery_gpu_workers.schedules import learning_rate
 from finery_protos.v1 import worker_pb2 as pb
 from finery_testing.control_plane import FakeControlPlane
 
-from .conftest import MakeJob, chat_rows, ended, trained
+from .conftest import MakeJob, chat_rows, ended, passes, trained
 
 # Answers of 1 to 25 tokens, so that means over micro batches and over the update differ.
 UNEVEN = [
@@ -63,7 +63,7 @@ def test_a_job_reports_every_step_and_learns(make_job: MakeJob) -> None:
 def test_usage_of_every_step_is_its_scored_positions(make_job: MakeJob) -> None:
     control = trained(make_job(validation=chat_rows(3), epochs=2))
     data = data_of(control)
-    plan = Plan(data.train.lengths, control.spec.hyperparameters, 0)
+    plan = Plan(data.train.lengths, passes(control), 0)
     assert control.prepared is not None
     units = {usage.unit: (usage.sku, usage.quantity) for step in control.steps for usage in step.usage}
     for step in range(1, plan.total_steps + 1):
@@ -93,7 +93,7 @@ def test_the_first_loss_is_the_mean_over_the_tokens_of_the_update(make_job: Make
     """Against the bare learner on the whole update at once; the job takes it in micro batches."""
     control = trained(make_job(batch_tokens=256, micro_batch_tokens=64, max_steps=1))
     data = data_of(control)
-    rows = Plan(data.train.lengths, control.spec.hyperparameters, 0).update(1).rows
+    rows = Plan(data.train.lengths, passes(control), 0).update(1).rows
     assert len(rows) > 2
     learner = learner_of(control, tiny_folder)
     whole = learner.evaluate(packed_batch(data.train, rows))
