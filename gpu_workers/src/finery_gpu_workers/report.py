@@ -41,6 +41,7 @@ _CHANNEL = [
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.min_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.max_receive_message_length", 64 * 2**20),  # an assignment holds the answers that are to be graded
 ]
 _INTENTS = {pb.INTENT_RUN: Intent.RUN, pb.INTENT_PAUSE: Intent.PAUSE, pb.INTENT_CANCEL: Intent.CANCEL}
 EXIT_FENCED = 75

@@ -46,9 +46,10 @@ class Function:
         *,
         limits: Limits | None = None,
         read: Sequence[str] = (),
-        load_seconds: float = _LOAD_SECONDS,
+        load_seconds: float | None = None,
     ) -> None:
-        self._setup, self._limits, self._read, self._load_seconds = dict(setup), limits or Limits(), read, load_seconds
+        self._setup, self._limits, self._read = dict(setup), limits or Limits(), read
+        self._load_seconds = load_seconds or _LOAD_SECONDS
         self._sandbox: Sandbox | None = None
         self._interrupted = False
         self._count, self._used = 0, 0.0
@@ -105,7 +106,7 @@ class Function:
         except Ended:
             self._sandbox = None
             raise
-        if sandbox.backend.alone or answer.get("n") != self._count:
+        if sandbox.backend.alone or answer.get("over") is not False or answer.get("n") != self._count:
             self.close()
         if answer.get("n") != self._count:
             raise Ended("its answer belongs to no question")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +23,28 @@ def write_prompts(spec: ReasoningGymEnvironment, count: int, path: Path, work_fo
     Raises WorkerError `invalid_environment` for a task, a config or a size that reasoning-gym refuses or that takes too
     long, `sandbox_unavailable`.
     """
-    function = function_of(spec)
     unfinished = work_folder / f"{path.name}.part"
+    with unfinished.open("w", encoding="utf-8") as file:
+        for row in made_prompts(spec, count, range(count)):
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    unfinished.replace(path)
+
+
+def made_prompts(spec: ReasoningGymEnvironment, count: int, places: range) -> Iterator[dict[str, Any]]:
+    """Those of `count` at `places`; a range of step 1. Raises as `write_prompts` does."""
+    function = function_of(spec)
     try:
-        with unfinished.open("w", encoding="utf-8") as file:
-            for first in range(0, count, _ROWS):
-                payload = {"size": count, "rows": [first, min(first + _ROWS, count)]}
-                reply = function.call(payload, _SECONDS)
-                if reply.failed is not None:
-                    raise refused(spec, reply.failed)
-                for index, entry in enumerate(reply.value, first):
-                    file.write(json.dumps(_row(spec, entry, index, count), ensure_ascii=False) + "\n")
+        for first in range(places.start, places.stop, _ROWS):
+            payload = {"size": count, "rows": [first, min(first + _ROWS, places.stop)]}
+            reply = function.call(payload, _SECONDS)
+            if reply.failed is not None:
+                raise refused(spec, reply.failed)
+            for index, entry in enumerate(reply.value, first):
+                yield _row(spec, entry, index, count)
     except (LoadError, Lost) as error:
         raise refused(spec, str(error)) from None
     finally:
         function.close()
-    unfinished.replace(path)
 
 
 def _row(spec: ReasoningGymEnvironment, entry: dict[str, Any], index: int, count: int) -> dict[str, Any]:

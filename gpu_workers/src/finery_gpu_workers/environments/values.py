@@ -51,10 +51,10 @@ def _reward(value: Any) -> tuple[float, dict[str, float | None]]:
     if len(items) > _PARTS:
         raise Failed("invalid_reward", f"expected at most {_PARTS} entries, found more")
     parts: dict[str, float | None] = {str(key): _number(part, f"[{str(key)!r}]") for key, part in items}
-    total = math.fsum(part for part in parts.values() if part is not None)
-    if not math.isfinite(total):
-        raise Failed("invalid_reward", "expected a finite sum, found an overflow")
-    return total, parts
+    try:
+        return math.fsum(part for part in parts.values() if part is not None), parts
+    except OverflowError:
+        raise Failed("invalid_reward", "expected a finite sum, found an overflow") from None
 
 
 def _number(value: Any, where: str) -> float:
