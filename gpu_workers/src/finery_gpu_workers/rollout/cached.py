@@ -78,6 +78,10 @@ class CachedDecoder:
     def retire(self, row: int) -> None:
         self._cache.retire(row)
 
+    def memory(self) -> int:
+        """Bytes of the cache."""
+        return self._cache.memory()
+
     def _forward(self, tokens: Tensor, positions: Tensor, attention: _Attention) -> Tensor:
         cos, sin = rotation(self._frequencies, positions, self._model.dtype, self._amplitude)
         sin[..., : self._config.head_dim // 2].neg_()

@@ -85,6 +85,10 @@ class KvCache:
     def __len__(self) -> int:
         return len(self._place)
 
+    def memory(self) -> int:
+        """Bytes."""
+        return sum(cache.nbytes for cache in (*self._prompts, *self._own))
+
     def positions(self) -> list[int]:
         """Of each row's next token."""
         held = zip(self._place, self._length, strict=True)
