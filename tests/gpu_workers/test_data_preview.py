@@ -151,11 +151,11 @@ def test_both_answers_of_a_pair_are_shown_with_what_is_trained_of_them(rendered:
         {"prompt": "p", "chosen": "c", "rejected": "r"},
     ]
     rows = shown(rendered, pairs)
-    assert [(row.line, trained_of(row), row.trained_tokens) for row in rows] == [
-        (1, "ok<|im_end|>", 3),
-        (1, "no<|im_end|>", 3),
-        (2, "c<|eos|>", 2),
-        (2, "r<|eos|>", 2),
+    assert [(row.line, row.answer, trained_of(row), row.trained_tokens) for row in rows] == [
+        (1, "chosen", "ok<|im_end|>", 3),
+        (1, "rejected", "no<|im_end|>", 3),
+        (2, "chosen", "c<|eos|>", 2),
+        (2, "rejected", "r<|eos|>", 2),
     ]
     assert text_of(rows[1]) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nno<|im_end|>"
     assert text_of(rows[2]) == "pc<|eos|>"

@@ -15,7 +15,7 @@ import pytest
 
 from finery import InternalServerError, PreviewFailedError, WaitTimeoutError
 from finery.types.models import Model
-from finery.types.previews import Preview
+from finery.types.previews import Preview, PreviewRow, PreviewToken
 
 from .html import Tags
 from .support import Client, Time, error_json, mocked, value
@@ -217,3 +217,11 @@ def test_print_is_coloured_in_a_terminal_only_and_where_nobody_minds() -> None:
     assert printed(True).strip() == PREVIEW.text(color=True)
     for terminal, environment in ((False, {}), (True, {"NO_COLOR": "1"}), (True, {"TERM": "dumb"})):
         assert printed(terminal, **environment).strip() == PREVIEW.text(color=False)
+
+
+def test_the_sides_of_a_pair_are_named() -> None:
+    side = PreviewRow(line=5, tokens=(PreviewToken(id=1, text="a", trained=True),), trained_tokens=1)
+    pair = tuple(side.model_copy(update={"answer": name}) for name in ("chosen", "rejected"))
+    shown = PREVIEW.model_copy(update={"rows": pair}).text(color=False)
+    for name in ("chosen", "rejected"):
+        assert f"line 5, {name}: 1 tokens, 1 trained\n⟦a⟧" in shown

@@ -83,6 +83,7 @@ def _headed(preview: Preview) -> Iterator[tuple[str, PreviewRow]]:
         rows = list(same)
         for number, row in enumerate(rows, start=1):
             part = f", part {number} of {len(rows)}" if len(rows) > 1 else ""
+            part = f", {visible(row.answer)}" if row.answer else part
             cut = ", truncated" if row.truncated else ""
             yield f"line {line}{part}: {len(row.tokens)} tokens, {row.trained_tokens} trained{cut}", row
 

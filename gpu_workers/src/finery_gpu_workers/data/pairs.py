@@ -18,12 +18,12 @@ from finery_gpu_workers.data.samples import Plain, Sample
 from finery_gpu_workers.data.tokens import TokenRow
 from finery_gpu_workers.data.turns import not_a_prefix, render_chat
 
-_SIDES = ("chosen", "rejected")
+SIDES = ("chosen", "rejected")
 
 
 def render_pair(template: Template | None, row: PreferenceRow) -> Iterator[Sample]:
     """The chosen and the rejected side. Raises RowError, as `render_chat` does."""
-    for name, side in zip(_SIDES, (row.chosen, row.rejected), strict=True):
+    for name, side in zip(SIDES, (row.chosen, row.rejected), strict=True):
         try:
             yield _side(template, side)
         except RowError as error:

@@ -8,6 +8,7 @@ from finery.data.rows import TokensRow
 from finery.types.previews import PreviewRow, PreviewToken
 from finery_gpu_workers.data.chat import RowError
 from finery_gpu_workers.data.cutting import Cutter
+from finery_gpu_workers.data.pairs import SIDES
 from finery_gpu_workers.data.rendering import Rendering
 from finery_gpu_workers.data.samples import Plain, Prompted, Sample
 from finery_gpu_workers.data.tokens import RowTokenizer, TokenRow
@@ -28,8 +29,12 @@ def preview_rows(rendering: Rendering, tokenizer: RowTokenizer, cutter: Cutter) 
         except RowError as error:
             yield PreviewRow(line=rendering.line, problem=error.problem(rendering.line))
             continue
-        for sample, row, left, keeps in zip(shown, group, kept, cutter.keeps_all(group, kind), strict=True):
-            yield _preview_row(rendering.line, _texts(sample, row, tokenizer), row, left, keeps)
+        names = SIDES if kind == "pair" else [None]
+        for name, sample, row, left, keeps in zip(
+            names, shown, group, kept, cutter.keeps_all(group, kind), strict=True
+        ):
+            found = _preview_row(rendering.line, _texts(sample, row, tokenizer), row, left, keeps)
+            yield found.model_copy(update={"answer": name})
 
 
 def _preview_row(

@@ -34,6 +34,8 @@ class PreviewToken(Resource):
 
 class PreviewRow(Resource):
     line: int
+    answer: Literal["chosen", "rejected"] | str | None = None
+    """Of a pair: which side this is."""
     tokens: tuple[PreviewToken, ...] = ()
     """After truncation, as trained; an unrolled row gives one `PreviewRow` per turn and a pair one per answer, all with
     its line. Of a prompt nothing is trained."""
