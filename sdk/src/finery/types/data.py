@@ -18,7 +18,8 @@ class SetReport(Resource):
 
     format: str
     rows: int
-    """Rows that are used: of pairs, pairs. `rows` + `dropped_rows` is what was uploaded."""
+    """Rows that are used: of pairs, pairs. `rows` + `dropped_rows` is what was uploaded; of prompts,
+    what belongs to this set."""
     tokens: int
     """The prompt of a pair counts once."""
     trained_tokens: int
