@@ -233,16 +233,25 @@ async def test_no_secret_is_logged_or_listed(api: Api) -> None:
     with capture_logs() as logs:
         key = (await operator.post(f"/v1/tenants/{tenant['id']}/keys", json={"name": "laptop"})).json()
         listed = await operator.get(f"/v1/tenants/{tenant['id']}/keys")
-        misplaced = await api.with_key(key["secret"]).post(
-            "/v1/jobs", json={"method": key["secret"], "training_file": key["secret"], key["secret"]: 1}
-        )
+        door, secret = api.with_key(key["secret"]), key["secret"]
+        misplaced = [
+            await door.post("/v1/jobs", json=body)
+            for body in (
+                {"method": secret},
+                {"method": "sft", "training_file": secret, "adapter": {"type": secret}, secret: 1},
+                {"method": "rl", "environment": secret, secret: 1},
+                {"method": "rl", "environment": {"type": secret, secret: 1}},
+            )
+        ]
     assert key["secret"].startswith("fny_")
     assert key["prefix"] == key["secret"][:10]
     assert key["secret"] not in str(logs)
     assert listed.json()["data"][0]["secret"] is None
-    assert misplaced.status_code == 400
-    values = [detail["message"] for detail in misplaced.json()["error"]["details"] if detail["param"] != key["secret"]]
-    assert key["secret"] not in "".join(values)
+    for answer in misplaced:
+        assert answer.status_code == 400
+        values = [detail["message"] for detail in answer.json()["error"]["details"] if detail["param"] != secret]
+        assert values
+        assert secret not in "".join(values)
     assert digest(key["secret"]).hex() not in listed.text
 
 

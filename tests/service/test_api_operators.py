@@ -87,7 +87,9 @@ async def test_registered_model_is_found_by_name_and_id_and_its_source_stays_our
     assert made.status_code == 201, made.text
     by_name = (await door.get("/v1/models/tiny")).json()
     assert by_name == (await door.get(f"/v1/models/{made.json()['id']}")).json() == made.json()
-    assert (by_name["max_length"], by_name["methods"], by_name["prices"]["train.sft"]) == (64, ["sft"], "0.4")
+    assert (by_name["max_length"], by_name["methods"]) == (64, ["sft", "dpo", "rl"])
+    shown = {sku: by_name["prices"][sku] for sku in ("train.sft", "train.dpo", "rollout.generated")}
+    assert shown == {"train.sft": "0.4", "train.dpo": "0.8", "rollout.generated": "0.4"}
     assert "/secret/place" not in (await door.get("/v1/models")).text
     taken = await operator.post("/v1/models", json=body)
     assert (taken.status_code, taken.json()["error"]["code"]) == (409, "model_exists")

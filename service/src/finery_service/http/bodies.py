@@ -51,8 +51,7 @@ class OneOf(Generic[B]):
             return self.kinds[tag]
         told = found(tag) if self.field in body else "nothing"
         code = "invalid_value" if self.field in body else "missing_field"
-        message = f"{self.field}: expected one of {', '.join(map(repr, self.kinds))}, found {told}."
-        raise ServiceError(400, code, message, param=self.field)
+        raise _refusal([(self.field, code, f"expected one of {', '.join(map(repr, self.kinds))}, found {told}")], 1)
 
     def with_field(self, name: str) -> list[str]:
         """The tags of the kinds that have a field of this dotted name."""
