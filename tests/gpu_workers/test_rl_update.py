@@ -86,11 +86,11 @@ def by_hand(learner: Learner, rollouts: list[Rollout], weights: dict[tuple[int, 
     return found
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "rloo", "dapo", "cispo"])
+@pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "rloo", "dapo", "gspo", "cispo"])
 def test_the_first_gradient_is_that_of_the_policy_gradient(learner: Learner, algorithm: Any) -> None:
     """Two groups {1, 0} and {3, 1}, 3 tokens each: weights by hand, 4 sequences of 12 tokens, 8 at most."""
     settings = hyper(algorithm=algorithm, importance_cap=None, overlong="keep")
-    means = {"grpo": 1 / 12, "dapo": 1 / 12, "cispo": 1 / 12, "dr_grpo": 1 / 32, "rloo": 1 / 32}
+    means = {"grpo": 1 / 12, "dapo": 1 / 12, "gspo": 1 / 12, "cispo": 1 / 12, "dr_grpo": 1 / 32, "rloo": 1 / 32}
     apart = {"dr_grpo": ((0.5, -0.5), (1, -1)), "rloo": ((1, -1), (2, -2))}
     half = 0.5**0.5
     values = apart.get(algorithm, ((half, -half), (half, -half)))

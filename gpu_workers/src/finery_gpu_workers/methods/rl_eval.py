@@ -29,10 +29,6 @@ class Evaluation:
     rollouts: list[Rollout] = field(repr=False)
     lost: list[Rollout] = field(repr=False)
 
-    @property
-    def finite(self) -> bool:
-        return math.isfinite(self.reward)
-
     def as_dict(self) -> dict[str, Any]:
         named = {name: value for name, value in self.metrics.items() if math.isfinite(value)}
         return {"step": self.step, "tokens": self.tokens} | named
