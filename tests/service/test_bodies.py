@@ -7,8 +7,10 @@ import time
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from finery.types.methods import JobCreate, JobUpdate
+from finery.types.methods import JobCreate, JobUpdate, RlJobCreate
 from finery.types.models import ModelCreate
 from finery.types.tenants import KeyCreate, TenantCreate
 from finery_service.errors import ServiceError
@@ -245,3 +247,48 @@ def test_e17_names_of_jobs_tenants_and_keys_are_one_printable_line(name: str) ->
 @pytest.mark.parametrize("name", ["a", " tränings 你好 😀 ", "e\u0301", "\u00e9", "x" * 128])
 def test_e17_other_names_are_kept_exactly(name: str) -> None:
     assert parse_json(json.dumps({"name": name}).encode(), TenantCreate).value.name == name
+
+
+_NAMES = st.sampled_from(
+    [
+        "type",
+        "python",
+        "prompts",
+        "grader",
+        "graders",
+        "file",
+        "task",
+        "source",
+        "lora",
+        "targets",
+        "input",
+        "x",
+        "name",
+    ]
+)
+_JSON: st.SearchStrategy[Any] = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-9, 9)
+    | _NAMES
+    | st.sampled_from(["reasoning_gym", "multi", "score_model"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_NAMES, inner, max_size=5),
+    max_leaves=12,
+)
+
+
+@given(st.sampled_from(["sft", "dpo", "rl"]), st.dictionaries(st.sampled_from(sorted(RlJobCreate.model_fields)), _JSON))
+def test_whatever_is_sent_is_taken_or_answered_with_one_sentence_for_each_field(
+    method: str, body: dict[str, Any]
+) -> None:
+    try:
+        parse_json(json.dumps({**body, "method": method}).encode(), _CREATE, root_param="model")
+    except ServiceError as error:
+        told = [(detail["param"], detail["code"], detail["message"]) for detail in error.detail.details or ()]
+        params = [param for param, _, _ in told]
+    else:
+        return
+    assert len(params) == len(set(params)) > 0
+    for param, _, message in told:
+        assert message.startswith(f"{param}: expected "), message
+        assert "found" in message or "no field of this name" in message, message
