@@ -22,10 +22,10 @@ from finery_gpu_workers.sandbox.backend import Backend
 from finery_gpu_workers.sandbox.limits import Limits
 from finery_gpu_workers.sandbox.process import Sandbox
 
-from .escapes import ATTEMPTS
+from .escapes import ATTEMPTS, source
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is one of Linux")
-SOURCE = Path(__file__).with_name("escapes.py").read_text("utf-8")
+SOURCE = source()
 SECRET = "secret-of-another-tenant"
 ROOT = os.geteuid() == 0
 KINDS = {

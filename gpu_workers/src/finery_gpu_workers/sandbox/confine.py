@@ -36,7 +36,7 @@ def become(plan: Plan, folder: str | None, start: int) -> NoReturn:
     for name, value in plan["limits"].items():
         resource.setrlimit(getattr(resource, name), (value, value))
     place = (_TMP if boxed else folder) if folder else "/nowhere"
-    environment = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/", "TMPDIR": place}
+    environment = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/", "TMPDIR": place, "PYTHONHASHSEED": "0"}
     if boxed:
         os.execve(str(plan["bwrap"]), _bubblewrap(plan, folder, environment), {})  # noqa: S606 - no shell is wanted
     os.chdir("/")

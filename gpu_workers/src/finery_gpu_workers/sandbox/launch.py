@@ -73,7 +73,7 @@ def _watch(plan: Plan, child: int) -> tuple[str, int | None]:
             return "ended", os.waitstatus_to_exitcode(status)
         if plan["lifeline"] in ready or os.getppid() != parent:
             return "closed", None
-        if _resident(child) > plan["memory_bytes"]:
+        if _resident(child) > plan["memory_bytes"] and _held(child) > plan["memory_bytes"]:
             return "memory", None
         for orphan in set(_children()) - {child}:
             os.waitpid(orphan, os.WNOHANG)
@@ -82,6 +82,19 @@ def _watch(plan: Plan, child: int) -> tuple[str, int | None]:
 def _resident(top: int) -> int:
     """Bytes of the processes from `top` on, each with what it shares."""
     return sum(_field(pid, "statm", 1) for pid in _tree(top)) * resource.getpagesize()
+
+
+def _held(top: int) -> int:
+    """Bytes of the processes from `top` on, what they share counted once; slower to find."""
+    return sum(_proportional(pid) for pid in _tree(top))
+
+
+def _proportional(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
+            return 1024 * int(next(line for line in file if line.startswith(b"Pss:")).split()[1])
+    except (OSError, StopIteration):
+        return _field(pid, "statm", 1) * resource.getpagesize()
 
 
 def _running_cpu(top: int) -> float:

@@ -39,9 +39,10 @@ class Report:
     """How it ended."""
 
     why: str
-    """`ended` by itself, `memory`, `closed` by us, `lost`: its keeper was killed."""
-    status: int | None
-    cpu_seconds: float
+    """`ended` by itself, `memory`, `closed` by us, `lost`: its keeper was killed, `failed`: it was never confined."""
+    status: int | None = None
+    cpu_seconds: float = 0.0
+    failed: str | None = None
 
 
 class Sandbox:
@@ -135,6 +136,8 @@ class Sandbox:
 
     def _ended(self) -> None:
         report = self.stop()
+        if report.failed is not None:
+            raise SandboxUnavailable(report.failed)
         if report.why == "memory":
             raise Ended("its processes took more memory than it may have")
         if report.why == "lost":
@@ -174,9 +177,9 @@ class Sandbox:
             said = json.loads(data)
         except ValueError:
             self._sweep()
-            return Report("lost", None, 0.0)
+            return Report("lost")
         if "failed" in said:
-            raise SandboxUnavailable(str(said["failed"]))
+            return Report("failed", failed=str(said["failed"]))
         return Report(said["why"], said["status"], float(said["cpu"]))
 
     def _sweep(self) -> None:
@@ -202,7 +205,7 @@ def _plan(backend: Backend, uid: int | None, limits: Limits, source: str, read: 
         "backend": backend.kind,
         "uid": uid,
         "python": python,
-        "argv": [python, "-I", "-S", "-B", "-c", source],
+        "argv": [python, "-P", "-s", "-S", "-B", "-c", source],
         "read": [*backends.readable(), *read],
         "masked": [path for path in backends.masked() if path not in read],
         "bwrap": backends.bwrap() if backend.kind == "bubblewrap" else None,
