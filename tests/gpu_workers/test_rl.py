@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -18,9 +19,9 @@ from finery_gpu_workers.losses import policy
 from finery_gpu_workers.methods import rl_terms, rl_update
 from finery_gpu_workers.rollout import engine
 from finery_testing.control_plane import FakeControlPlane
-from finery_testing.tiny import EOS, IM_END
+from finery_testing.tiny import EOS, IM_END, make_tiny_model
 
-from .conftest import MakeJob, ended, last_manifest, stands_on, trained
+from .conftest import MakeJob, ended, goes_on, last_manifest, stands_on, trained
 from .rl_jobs import CONSTANT, HAS_A, SHARE_OF_A, python_grader, rl_job
 
 SLOW = pytest.mark.slow
@@ -229,3 +230,16 @@ def test_all_weights_and_other_starts_are_trained_too(make_job: MakeJob) -> None
     second = trained(rl_job(make_job, SHARE_OF_A, onto=stands_on(first, "full"), kl_coefficient=0.1))
     assert ended(second) == JobReason.COMPLETED
     assert second.rollouts(1)[0]["prompt_tokens"]
+
+
+def test_answers_end_where_the_checkpoint_that_goes_on_ends_its_turns(make_job: MakeJob, tmp_path: Path) -> None:
+    """A model that ends at one token only, taught by SFT to end turns at another."""
+    model = make_tiny_model(tmp_path / "base")
+    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": EOS}))
+    first = trained(make_job(model=model))
+    assert ended(first) == JobReason.COMPLETED
+    control = trained(rl_job(make_job, SHARE_OF_A, samples_per_prompt=16, model=model, onto=goes_on(first)))
+    assert ended(control) == JobReason.COMPLETED
+    answers = [row for step in (1, 2, 3) for row in control.rollouts(step)]
+    assert any(IM_END in row["tokens"] for row in answers)
+    assert not any(IM_END in row["tokens"][:-1] for row in answers)

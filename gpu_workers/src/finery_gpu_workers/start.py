@@ -86,6 +86,15 @@ def start_adapter(work: Work) -> Path | None:
     return folder
 
 
+def start_settings(work: Work) -> Path | None:
+    """A folder with the generation settings of the checkpoint whose adapter goes on: where its turns end."""
+    if not work.assignment.start_prefix:
+        return None
+    folder = work.folder / "start-settings"
+    _fetch(work, work.assignment.start_prefix, folder, lambda path: path == "generation_config.json")
+    return folder
+
+
 @dataclass(frozen=True)
 class Vocabulary:
     """Rows of the embedding, without and with the tokens that the job adds."""

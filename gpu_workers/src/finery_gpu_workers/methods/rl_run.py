@@ -32,7 +32,7 @@ from finery_gpu_workers.metrics import Clock, StepMetrics, memory_bytes
 from finery_gpu_workers.resume import Cursor, Known
 from finery_gpu_workers.rollout.engine import Engine
 from finery_gpu_workers.rollout.types import Sampling, Spent
-from finery_gpu_workers.start import TOKENIZER
+from finery_gpu_workers.start import TOKENIZER, start_settings
 from finery_gpu_workers.work import Work
 
 _log = logging.getLogger(__name__)
@@ -78,7 +78,8 @@ class Run:
         self.learner: Learner = self.opened.learner
         folder = self.opened.start.tokenizer
         tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
-        self.ends = end_tokens(folder, tokenizer)
+        folders = filter(None, (folder, start_settings(self.work)))
+        self.ends = list(dict.fromkeys(end for one in folders for end in end_tokens(one, tokenizer)))
         self.sampling = _sampling(self.hyper, self.ends)
 
         def text_of(ids: Any) -> str:
