@@ -104,7 +104,7 @@ def test_the_first_loss_is_the_mean_over_the_tokens_of_the_update(make_job: Make
 def test_the_loop_is_the_loop_written_down_here(make_job: MakeJob, tiny_folder: Path) -> None:
     """Every update at once, without micro batches: same gradients, same rates, so nearly the same weights."""
     control = trained(make_job(UNEVEN, epochs=4, batch_tokens=256, micro_batch_tokens=16, schedule="linear"))
-    hyper, data = control.spec.hyperparameters, data_of(control)
+    hyper, data = passes(control), data_of(control)
     plan = Plan(data.train.lengths, hyper, 0)
     learner = learner_of(control, tiny_folder)
     for step in range(1, plan.total_steps + 1):
