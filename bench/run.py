@@ -13,7 +13,7 @@ import sys
 
 from rows import append
 
-BENCHMARKS = ("service_overhead", "sft_tokens", "dpo_pairs", "grpo_step")
+BENCHMARKS = ("service_overhead", "sft_tokens", "dpo_pairs", "generate_tokens", "grpo_step")
 
 
 def main(arguments: list[str]) -> int:

@@ -70,6 +70,7 @@ def row(
     unit: str,
     note: str,
     bound: Bound,
+    peer: str = "TRL 1.16",
 ) -> Row:
     """The median of the ratios of neighbouring runs, ours over the other's."""
     mine, theirs = ([measure(one) for one in runs[side]] for side in ("ours", other))
@@ -81,5 +82,5 @@ def row(
         ratio=round(ratio, 4),
         unit=unit,
         runs=len(mine),
-        note=f"TRL 1.16, {other}; {note}; {bound}",
+        note=f"{peer}, {other}; {note}; {bound}",
     )
