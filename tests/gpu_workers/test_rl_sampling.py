@@ -87,6 +87,8 @@ def test_the_learning_rate_counts_updates() -> None:
 def test_a_plan_refuses_what_is_not_there() -> None:
     with pytest.raises(ValueError, match="at least one prompt"):
         RlPlan(0, hyper(), 0)
+    with pytest.raises(ValueError, match="divisor of 3 prompts_per_step, found 2"):
+        RlPlan(4, hyper(prompts_per_step=3, updates_per_step=2), 0)
     for step in (0, 51):
         with pytest.raises(ValueError, match="expected 1 to 50"):
             RlPlan(4, hyper(steps=50), 0).step(step)

@@ -38,6 +38,9 @@ class RlPlan:
     def __post_init__(self) -> None:
         if self.count < 1:
             raise ValueError("expected at least one prompt, found none")
+        prompts, updates = self.hyper.prompts_per_step, self.hyper.updates_per_step
+        if prompts % updates:
+            raise ValueError(f"updates_per_step: expected a divisor of {prompts} prompts_per_step, found {updates}")
 
     @property
     def total_steps(self) -> int:

@@ -90,7 +90,7 @@ class Run:
         if self.data.validation is not None and len(self.data.validation):
             held_out = PromptSet(self.data, "validation")
             self.held_out = [held_out.prompt(n) for n in range(len(held_out))]
-        rows = min(ROWS[self.work.device], self.hyper.prompts_per_step * self.hyper.samples_per_prompt)
+        rows = ROWS[self.work.device]
         engine = Engine(self.opened.model, text_of=text_of, max_rows=rows, spent=self.spent)
         self.collector = Collector(engine, self.rewards, text_of, self.deadlines)
         micro = self.hyper.micro_batch_tokens or MICRO_BATCH_TOKENS[self.work.device]
