@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
 
+import finery
+import finery_gpu_workers
 from finery_gpu_workers.sandbox import backend as backends
 from finery_gpu_workers.sandbox import process
 from finery_gpu_workers.sandbox.backend import Backend
@@ -57,6 +62,69 @@ def test_a_bubblewrap_that_does_not_work_is_not_chosen(monkeypatch: pytest.Monke
 def test_limits_are_above_zero() -> None:
     with pytest.raises(ValueError, match="found processes 0"):
         Limits(processes=0)
+
+
+SYSTEM = shutil.which("python3", path="/usr/bin:/usr/local/bin")
+WITHOUT_MOUNTS = """
+import ctypes, os, sys
+assert ctypes.CDLL(None).prctl(24, 21, 0, 0, 0) == 0  # CAP_SYS_ADMIN leaves the bounding set
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+LOOKING = """
+import sys
+from finery_gpu_workers.sandbox.process import Sandbox, probe
+for kind in ("bubblewrap", "landlock"):
+    sandbox = Sandbox({server!r}, backend=probe(kind))
+    for code in {codes!r}:
+        print(sandbox.ask(code.encode(), 10.0).decode())
+    sandbox.stop()
+"""
+
+
+LOOKS = [
+    "answer = os.getuid() > 1000",
+    "answer = os.path.isdir(os.environ['TMPDIR'])",
+    "import sqlite3, ssl, ctypes; answer = 1",
+    "answer = open('/etc/passwd')",
+    "answer = os.listdir('/usr/lib/python3/dist-packages')",
+]
+
+
+def _system_python_is_ours() -> bool:
+    """Another Python than ours, of the same version, so that it can load what is installed for ours."""
+    if SYSTEM is None or os.path.realpath(SYSTEM) == backends.python() or not ROOT:
+        return False
+    code = "import sys; print(sys.version_info[:2])"
+    shown = subprocess.run([SYSTEM, "-c", code], capture_output=True, text=True, check=False).stdout
+    return shown.strip() == str(sys.version_info[:2])
+
+
+@pytest.mark.skipif(not _system_python_is_ours(), reason="needs root and a second Python of the same version")
+@pytest.mark.parametrize("mounts", [True, False])
+def test_as_root_of_a_container(mounts: bool) -> None:
+    """The system's Python, as in an image; `mounts`: with CAP_SYS_ADMIN, which containers seldom have."""
+    path = [str(Path(finery_gpu_workers.__file__).parents[1]), str(Path(finery.__file__).parents[1])]
+    environment = {"PYTHONPATH": ":".join([*path, sysconfig.get_path("purelib")]), "PATH": os.environ["PATH"]}
+    command = [str(SYSTEM), "-c", LOOKING.format(server=SERVER, codes=LOOKS)]
+    if not mounts:
+        command = [sys.executable, "-c", WITHOUT_MOUNTS, *command]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[:4] == ["True", "True", "1", "'FileNotFoundError'"]
+    assert lines[4] in ("[]", "'FileNotFoundError'")
+    assert lines[5:] == ["True", str(mounts), "1", "'PermissionError'", "'PermissionError'"]
+
+
+@pytest.mark.skipif(not ROOT, reason="an ordinary user reads what it reads")
+def test_a_python_that_cannot_be_reached_is_named() -> None:
+    if os.stat(os.path.realpath(sys.base_prefix)).st_mode & 0o1 and not backends.python().startswith("/root/"):
+        pytest.skip("this Python can be reached by all users")
+    code = "from finery_gpu_workers.sandbox.backend import choose\nchoose()"
+    command = [sys.executable, "-c", WITHOUT_MOUNTS, sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "sandbox_unavailable" in done.stderr
+    assert "expected folders that every user may read, and mounts are not allowed" in done.stderr
 
 
 AS_USER = """

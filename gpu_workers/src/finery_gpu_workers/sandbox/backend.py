@@ -23,6 +23,7 @@ from finery_gpu_workers.sandbox.limits import SandboxUnavailable
 Kind = Literal["bubblewrap", "landlock"]
 KINDS: tuple[Kind, ...] = ("bubblewrap", "landlock")
 _LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache")
+_OF_DEBIAN = "/usr/lib/python3/dist-packages"
 _HIGHEST = 1 << 30
 
 
@@ -46,7 +47,7 @@ def python() -> str:
 def readable() -> list[str]:
     """The Python with its standard library, and shared libraries. Nothing of ours."""
     prefix = os.path.realpath(sys.base_prefix)
-    own = [] if prefix == "/usr" else [f"{prefix}/lib", f"{prefix}/bin"]
+    own = [python()] if prefix == "/usr" else [f"{prefix}/lib", f"{prefix}/bin"]
     paths = [path for path in (*_LIBRARIES, *own) if os.path.exists(path)]
     return [path for path in paths if path != "/usr/lib64" or not os.path.islink(path)]
 
@@ -54,7 +55,8 @@ def readable() -> list[str]:
 def masked() -> list[str]:
     """What lies in a readable folder and is not to be seen: installed packages."""
     base = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}
-    return sorted({os.path.realpath(sysconfig.get_path(name, vars=base)) for name in ("purelib", "platlib")})
+    found = {os.path.realpath(sysconfig.get_path(name, vars=base)) for name in ("purelib", "platlib")}
+    return sorted(found | {_OF_DEBIAN})
 
 
 def bwrap() -> str | None:

@@ -9,7 +9,7 @@ import signal
 from typing import NoReturn
 
 from finery_gpu_workers.sandbox import kernel
-from finery_gpu_workers.sandbox.mounts import inside
+from finery_gpu_workers.sandbox.mounts import folder_of_a_user, inside
 from finery_gpu_workers.sandbox.plan import Plan
 
 # Rights of Landlock, include/uapi/linux/landlock.h, and the version of it that each one came with.
@@ -32,6 +32,8 @@ def become(plan: Plan, folder: str | None, start: int) -> NoReturn:
     kernel.prctl(kernel.PDEATHSIG, signal.SIGKILL)
     kernel.prctl(kernel.NO_NEW_PRIVS, 1)
     boxed = plan["backend"] == "bubblewrap"
+    if boxed and folder is None and plan["uid"] is not None:
+        folder = folder_of_a_user(plan)
     _descriptors(plan, boxed)
     for name, value in plan["limits"].items():
         resource.setrlimit(getattr(resource, name), (value, value))
@@ -93,7 +95,7 @@ def _landlock(plan: Plan, folder: str | None) -> None:
     handled = sum(bits for since, bits in _BY_VERSION if version >= since)
     words = [handled, *([_BOTH] if version >= 4 else []), *([_BOTH] if version >= 6 else [])]
     ruleset = kernel.landlock_ruleset(words)
-    for path in plan["read"]:
+    for path in dict.fromkeys(map(os.path.realpath, plan["read"])):
         _allow_reading(ruleset, path, plan["masked"])
     for path in ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random"):
         kernel.landlock_allow(ruleset, path, (_READ_FILE | _WRITE_FILE) if path == "/dev/null" else _READ_FILE)
@@ -103,8 +105,11 @@ def _landlock(plan: Plan, folder: str | None) -> None:
 
 
 def _allow_reading(ruleset: int, path: str, masked: list[str]) -> None:
-    """Rules hold for all that is beneath, so folders above a masked one are allowed entry by entry."""
-    if path in masked or not os.path.exists(path):
+    """Rules hold for all that is beneath, so folders above a masked one are allowed entry by entry.
+
+    A rule for a symlink would be one for what it points to, which may lie anywhere.
+    """
+    if path in masked or os.path.islink(path) or not os.path.exists(path):
         return
     if any(inside(mask, path) for mask in masked):
         kernel.landlock_allow(ruleset, path, _READ_DIR)

@@ -21,6 +21,20 @@ def prepare(plan: Plan) -> str | None:
     if plan["uid"] is not None:
         for top, paths in _hidden(plan).items():
             _uncover(top, paths)
+    return _temporary_folder(plan)
+
+
+def folder_of_a_user(plan: Plan) -> str | None:
+    """For a process that has become the sandbox's user, where root may not mount: what an ordinary user does."""
+    try:
+        kernel.prctl(kernel.DUMPABLE, 1)  # else /proc/self is root's since the change of user
+        _user_namespace()
+    except OSError:
+        return None
+    return _temporary_folder(plan)
+
+
+def _temporary_folder(plan: Plan) -> str | None:
     needed = [*plan["read"], plan["python"], plan["bwrap"] or "/"]
     for folder in _EMPTY_FOLDERS:
         if os.path.isdir(folder) and not os.path.islink(folder) and not any(inside(path, folder) for path in needed):
@@ -35,15 +49,20 @@ def prepare(plan: Plan) -> str | None:
 def _own_mounts(plan: Plan) -> None:
     if os.geteuid() == 0:
         kernel.unshare(kernel.NEWNS)
+        kernel.mount(None, "/", None, kernel.REC | kernel.PRIVATE)
     elif plan["backend"] == "bubblewrap":
-        uid, gid = os.getuid(), os.getgid()
-        kernel.unshare(kernel.NEWUSER | kernel.NEWNS)
-        for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
-            with open(f"/proc/self/{name}", "w") as file:
-                file.write(text)
+        _user_namespace()
     else:
         raise OSError("this backend makes no namespaces")
-    kernel.mount(None, "/", None, kernel.REC | kernel.PRIVATE, None)
+
+
+def _user_namespace() -> None:
+    uid, gid = os.getuid(), os.getgid()
+    kernel.unshare(kernel.NEWUSER | kernel.NEWNS)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+    kernel.mount(None, "/", None, kernel.REC | kernel.PRIVATE)
 
 
 def _need_no_mounts(plan: Plan, error: OSError) -> None:
