@@ -69,7 +69,7 @@ def _programs() -> list[int]:
             command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if command[0] != b"bwrap" and any(b"Runs inside the sandbox" in part for part in command):
+        if command[0] != b"bwrap" and any(part.startswith(b'"""Runs inside') for part in command):
             found.append(pid)
     return found
 
