@@ -12,7 +12,7 @@ from finery_gpu_workers.models.attention import attend
 from finery_gpu_workers.models.decoder import Block, Decoder
 from finery_gpu_workers.models.rope import amplitude, inverse_frequencies, rotation
 from finery_gpu_workers.rollout.kv_cache import CachedPrefix, KvCache
-from finery_gpu_workers.rollout.linear import Linear
+from finery_gpu_workers.rollout.linear import Linear, laid_out
 
 # Prompts that are read together, in tokens.
 _READ_AT_ONCE = 2048
@@ -85,7 +85,7 @@ class CachedDecoder:
     def _forward(self, tokens: Tensor, positions: Tensor, attention: _Attention) -> Tensor:
         cos, sin = rotation(self._frequencies, positions, self._model.dtype, self._amplitude)
         sin[..., : self._config.head_dim // 2].neg_()
-        x = F.embedding(tokens, self._model.embedding)
+        x = laid_out(F.embedding(tokens, self._model.embedding))
         for layer, block in enumerate(self._model.blocks):
             qkv, o, gate_up, down = self._linear[layer]
             q, kv = self._heads(block, qkv(self._normed(x, block.attention_norm)), cos, sin)
@@ -97,7 +97,7 @@ class CachedDecoder:
     def _heads(self, block: Block, qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys are normed and turned where they lie."""
         heads, kv_heads, width = self._config.heads, self._config.kv_heads, self._config.head_dim
-        qkv = qkv.view(-1, heads + 2 * kv_heads, width)
+        qkv = qkv.reshape(-1, heads + 2 * kv_heads, width)
         q, kv = qkv.split([heads, 2 * kv_heads], dim=1)
         if block.q_norm is not None and block.k_norm is not None:
             q.copy_(self._normed(q, block.q_norm))
