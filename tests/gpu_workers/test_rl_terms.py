@@ -27,7 +27,7 @@ def test_a_failed_rollout_is_not_trained_not_counted_not_compared_with() -> None
     )
     assert [one.advantage for one in rollouts] == pytest.approx([0.707107, None, -0.707107], abs=1e-6)
     (update, _) = update_terms(rollouts, hyper(updates_per_step=2))
-    assert [one.sample for one in update.trained] == [0, 2]
+    assert [one.sample for one in update.members] == [0, 2]
     assert update.counts == Counts(sequences=2, tokens=3, longest=8)
 
 
@@ -36,7 +36,7 @@ def test_c08_masked_answers_are_in_neither_numerator_nor_denominator() -> None:
     settings = hyper(overlong="mask", max_new_tokens=6, loss_normalization="token")
     whole, cut = rollout(0, 0, 1.0, (5, 6, 7, 8)), rollout(0, 1, 0.0, (5,) * 6, finish="length")
     (update,) = update_terms(compared([whole, cut], settings), settings)
-    assert (update.trained, update.counts) == ((whole,), Counts(sequences=1, tokens=4, longest=6))
+    assert (update.members, update.counts) == ((whole,), Counts(sequences=1, tokens=4, longest=6))
     assert whole.advantage == pytest.approx(0.707107, abs=1e-6)
 
 
@@ -51,23 +51,27 @@ def test_long_answers_lose_some_of_their_reward() -> None:
     assert [one.advantage for one in rollouts] == pytest.approx([-0.707107, 0.707107, None], abs=1e-6)
 
 
-def test_without_an_advantage_there_is_no_gradient_to_compute_unless_a_divergence_pulls() -> None:
-    rollouts = [rollout(g, n, 1.0 if g else float(n)) for g in range(2) for n in range(2)]
-    (update,) = update_terms(compared(rollouts, hyper()), hyper())
-    assert [(one.group, one.sample) for one in update.trained] == [(0, 0), (0, 1)]
-    assert update.counts.sequences == 4
-    (pulled,) = update_terms(rollouts, hyper(kl_coefficient=0.1))
-    assert len(pulled.trained) == 4
-    (rewarded,) = update_terms(rollouts, hyper(kl_coefficient=0.1, kl_placement="reward"))
-    assert len(rewarded.trained) == 2
+def test_without_an_advantage_nothing_pulls_unless_a_divergence_does() -> None:
+    silent = compared([rollout(0, n, 1.0) for n in range(2)], hyper())
+    mixed = compared([*silent, *(rollout(1, n, float(n)) for n in range(2))], hyper())
+    reward = hyper(kl_coefficient=0.1, kl_placement="reward")
+    for rollouts, settings, pulls in (
+        (silent, hyper(), False),
+        (mixed, hyper(), True),
+        (silent, hyper(kl_coefficient=0.1), True),
+        (silent, reward, False),
+    ):
+        (update,) = update_terms(rollouts, settings)
+        assert update.pulls == pulls
+        assert len(update.members) == update.counts.sequences == len(rollouts), "all are counted and computed"
 
 
 def test_groups_are_split_over_updates_with_counts_of_their_own() -> None:
     settings = hyper(prompts_per_step=4, updates_per_step=2)
     rollouts = [rollout(g, n, float(n), (5,) * (g + 1)) for g in range(3) for n in range(2)]
     first, second = update_terms(compared(rollouts, settings), settings)
-    assert {one.group for one in first.trained} == {0, 1}
-    assert {one.group for one in second.trained} == {2}
+    assert {one.group for one in first.members} == {0, 1}
+    assert {one.group for one in second.members} == {2}
     assert (first.counts.tokens, second.counts.tokens) == (2 + 4, 6)
 
 

@@ -1,8 +1,8 @@
 """From graded rollouts to what an update trains: shaped rewards, advantages, and who has a part in the loss.
 
 The members of an update are the rollouts that were compared (and not masked for their length): numerator and
-denominator are theirs alone. A member without an advantage has no gradient, so unless a divergence pulls at it, it is
-counted, but neither computed nor billed.
+denominator are theirs alone, and all of them are computed and billed. One without an advantage has a loss and a
+gradient of 0, unless a divergence pulls at it; `dynamic_sampling` leaves such groups out before they come here.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ class UpdateTerms:
 
     counts: Counts
     """Of its members."""
-    trained: tuple[Rollout, ...]
-    """Members with a gradient, group by group."""
+    members: tuple[Rollout, ...]
+    """Group by group."""
+    pulls: bool
+    """One of them has a gradient; without, there is nothing for the optimizer to do."""
 
 
 def says_something(group: Sequence[Rollout]) -> bool:
@@ -72,7 +74,7 @@ def is_member(one: Rollout, hyper: RlHyperparameters) -> bool:
 
 
 def update_terms(rollouts: Sequence[Rollout], hyper: RlHyperparameters) -> list[UpdateTerms]:
-    """The step's groups over its updates, in order. One whose members have no gradient is left out of none."""
+    """The step's groups over its updates, in order."""
     groups, each = by_group(rollouts), hyper.prompts_per_step // hyper.updates_per_step
     pulled = hyper.kl_coefficient > 0 and hyper.kl_placement == "loss"
     updates = []
@@ -81,7 +83,7 @@ def update_terms(rollouts: Sequence[Rollout], hyper: RlHyperparameters) -> list[
             one for group in groups[number * each : (number + 1) * each] for one in group if is_member(one, hyper)
         ]
         counts = Counts(len(members), sum(len(one.tokens) for one in members), hyper.max_new_tokens)
-        updates.append(UpdateTerms(counts, tuple(one for one in members if one.advantage or pulled)))
+        updates.append(UpdateTerms(counts, tuple(members), pulled or any(one.advantage for one in members)))
     return updates
 
 

@@ -86,37 +86,42 @@ class Updater:
             self._charge([one for one in rollouts if one.reward is not None])
         compare(rollouts, self.hyper)
         plan, done = update_terms(rollouts, self.hyper), Updated()
-        trained = [one for update in plan for one in update.trained]
-        old = self._log_probs(trained) if self.hyper.updates_per_step > 1 else {}
-        reference = self._reference(trained) if self.uses_reference and self.hyper.kl_placement == "loss" else {}
+        members = [one for update in plan for one in update.members]
+        old = self._log_probs(members) if self.hyper.updates_per_step > 1 else {}
+        reference = self._reference(members) if self.uses_reference and self.hyper.kl_placement == "loss" else {}
         for number, update in enumerate(plan):
-            if update.trained:
+            if update.members:
                 self._update(update, old, reference, learning_rate(number), done)
             if not done.finite:
                 break
         done.loss /= max(1, done.updates)
         if self.uses_reference and self.hyper.kl_placement == "reward":
-            done.sums.kl = sum(-one.parts["kl"] / self.hyper.kl_coefficient for one in trained)
+            done.sums.kl = sum(-one.parts["kl"] / self.hyper.kl_coefficient for one in members)
         return done
 
     def _update(
         self, update: UpdateTerms, old: dict[Key, Tensor], reference: dict[Key, Tensor], rate: float, done: Updated
     ) -> None:
-        before, wanted = done.sums.tokens, sum(len(one.tokens) for one in update.trained)
-        for micro in micro_batches(update.trained, self.micro_batch_tokens):
+        before, wanted = done.sums.tokens, sum(len(one.tokens) for one in update.members)
+        for micro in micro_batches(update.members, self.micro_batch_tokens):
             batch, loss = packed(micro), _Loss(self.hyper, update.counts, micro, old, reference, done.sums)
             with self.in_learner():
-                self.learner.forward_backward_with(batch, loss, self.hyper.temperature)
+                if update.pulls:
+                    self.learner.forward_backward_with(batch, loss, self.hyper.temperature)
+                else:
+                    loss(self.learner.log_probs(batch, self.hyper.temperature))
             done.loss += loss.value
+            done.finite &= math.isfinite(loss.value)
             done.computed_tokens += len(batch.tokens)
         if (found := done.sums.tokens - before) != wanted:
             raise RuntimeError(f"trained tokens of an update: expected {wanted}, found {found}")
-        with self.in_learner():
-            stats = self.learner.optim_step(rate)
-        done.updates += 1
-        done.grad_norm, done.finite = stats.grad_norm, stats.finite
-        for one in update.trained:
-            one.trained = stats.finite
+        if update.pulls:
+            with self.in_learner():
+                stats = self.learner.optim_step(rate)
+            done.updates += 1
+            done.grad_norm, done.finite = stats.grad_norm, stats.finite
+        for one in update.members:
+            one.trained = done.finite
 
     def _charge(self, graded: Sequence[Rollout]) -> None:
         """Takes the divergence off rewards, as a part of them."""
