@@ -60,7 +60,7 @@ async def list_(
     after: After = None,
     limit: Limit = 20,
 ) -> Response:
-    """Your environments, newest first."""
+    """Your environments, newest first. A page ends before `limit` where they are long: go on while `has_more`."""
     async with transaction(services.app_engine, member.tenant_id) as session:
         page = await service.list_page(session, member.tenant_id, project=project, after=after, limit=limit)
         return answer(page)

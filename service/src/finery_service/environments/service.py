@@ -76,7 +76,13 @@ async def list_page(
             raise not_found("project", project, "project")
         filters.append(col(EnvironmentRow.project_id) == project)
     rows, has_more = await page_of(
-        session, EnvironmentRow, EnvironmentRow.tenant_id == tenant_id, after=after, limit=limit, filters=filters
+        session,
+        EnvironmentRow,
+        EnvironmentRow.tenant_id == tenant_id,
+        after=after,
+        limit=limit,
+        filters=filters,
+        large=col(EnvironmentRow.spec),
     )
     return to_page([to_environment(row) for row in rows], has_more)
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Query
-from sqlalchemy import ColumnElement, tuple_
+from sqlalchemy import ColumnElement, Text, cast, func, tuple_
+from sqlalchemy.orm import Mapped
 from sqlmodel import SQLModel, col, select
 from sqlmodel.ext.asyncio.session import AsyncSession
 
@@ -21,6 +22,8 @@ T = TypeVar("T", bound=Resource)
 After = Annotated[str | None, Query(description="Id of the last object of the page before.")]
 Limit = Annotated[int, Query(ge=1, le=100, description="Objects per page.")]
 
+PAGE_BYTES = 4 * 2**20
+"""A page of what may be large ends early, after the object with which it reaches this."""
 _ID = re.compile(r"[a-z]{2,5}_[0-9a-zA-Z_-]{1,64}")
 
 
@@ -37,8 +40,10 @@ async def page_of(
     limit: int,
     oldest_first: bool = False,
     filters: Sequence[ColumnElement[bool]] = (),
+    large: Mapped[Any] | None = None,
 ) -> tuple[list[R], bool]:
-    """Up to `limit` rows that follow the row with the id `after`, and whether more follow.
+    """Up to `limit` rows that follow the row with the id `after`, and whether more follow; fewer where what the column
+    `large` holds adds up to `PAGE_BYTES`.
 
     `where` says whose list it is; `filters` say what of it is wanted. The row `after` need not pass the filters (any
     more): it may have changed or been deleted since it was the last of its page. Raises 400 for an `after` that is no
@@ -52,8 +57,26 @@ async def page_of(
         statement = statement.where(key > cursor if oldest_first else key < cursor)
     order = [col(table.created_at), col(table.id)]
     statement = statement.order_by(*(order if oldest_first else [column.desc() for column in order]))
-    rows = (await session.exec(statement.limit(limit + 1))).all()
+    statement = statement.limit(limit + 1)
+    if large is not None:
+        return await _light(session, table, statement, large, limit)
+    rows = (await session.exec(statement)).all()
     return list(rows[:limit]), len(rows) > limit
+
+
+async def _light(session: AsyncSession, table: Any, statement: Any, large: Any, limit: int) -> tuple[list[Any], bool]:
+    """Weighs the rows where they lie: what is not shown is not read into this process."""
+    size = func.octet_length(func.coalesce(cast(large, Text), ""))
+    found = (await session.execute(statement.with_only_columns(table.id, size))).all()
+    taken: list[str] = []
+    room = PAGE_BYTES
+    for id_, bytes_ in found[:limit]:
+        if room <= 0:
+            break
+        taken.append(id_)
+        room -= bytes_
+    rows = {row.id: row for row in (await session.exec(select(table).where(col(table.id).in_(taken)))).all()}
+    return [rows[id_] for id_ in taken], len(found) > len(taken)
 
 
 async def _cursor(session: AsyncSession, table: Any, where: Sequence[Any], after: str) -> Any:

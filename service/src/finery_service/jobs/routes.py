@@ -108,7 +108,7 @@ async def list_(
     after: After = None,
     limit: Limit = 20,
 ) -> Response:
-    """Your jobs, newest first."""
+    """Your jobs, newest first. A page ends before `limit` where environments are long: go on while `has_more`."""
     first, last = aware("created_after", created_after), aware("created_before", created_before)
     async with transaction(services.app_engine, member.tenant_id) as session:
         if project is not None and not (

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from sqlalchemy import ColumnElement
+from sqlmodel import col
 from sqlmodel.ext.asyncio.session import AsyncSession
 
 from finery.types.jobs import TERMINAL, Event, Intent, Job, JobState
@@ -37,8 +38,15 @@ async def list_page(
     session: AsyncSession, tenant_id: str, filters: Sequence[ColumnElement[bool]], *, after: str | None, limit: int
 ) -> Page[Job]:
     """Newest first."""
-    where = queries.jobs_of(tenant_id)
-    rows, has_more = await page_of(session, JobRow, *where, after=after, limit=limit, filters=filters)
+    rows, has_more = await page_of(
+        session,
+        JobRow,
+        *queries.jobs_of(tenant_id),
+        after=after,
+        limit=limit,
+        filters=filters,
+        large=col(JobRow.environment),
+    )
     facts = await queries.facts(session, [row.id for row in rows])
     return to_page([to_job(row, facts[row.id]) for row in rows], has_more)
 

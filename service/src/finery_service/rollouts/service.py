@@ -15,15 +15,13 @@ from sqlmodel.ext.asyncio.session import AsyncSession
 from finery.types.pages import Page
 from finery.types.rollouts import Rollout, RolloutKind
 from finery_service.errors import ServiceError
-from finery_service.http.paging import to_page
+from finery_service.http.paging import PAGE_BYTES, to_page
 from finery_service.jobs import service as jobs
 from finery_service.rollouts import store as rows
 from finery_service.rollouts.reading import Line, Offsets, lines
 from finery_service.rollouts.store import Place
 from finery_service.rollouts.tables import RolloutFileRow
 
-PAGE_BYTES = 4 * 2**20
-"""A page ends early, after the rollout with which it reaches this."""
 _ID = re.compile(r"roll_(e?)([0-9]{1,15})_([0-9]{1,15})")
 
 
