@@ -1,4 +1,7 @@
-"""Early stopping on a validation loss (or a reward with its sign turned): pure, so that a resumed run stops where an uninterrupted one would."""
+"""Early stopping on a validation loss, or a reward with its sign turned.
+
+Pure, so that a resumed run stops where an uninterrupted one would.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ class Patience:
     """Evaluations since."""
 
     def after(self, loss: float, min_delta: float) -> Patience:
-        """One more evaluation: better when more than `min_delta` nats below the best (or whatever the loss counts), which NaN never is."""
+        """One more evaluation: better when more than `min_delta` nats below the best, which NaN never is."""
         if loss < (float("inf") if self.best is None else self.best - min_delta):
             return Patience(best=loss)
         return Patience(self.best, self.worse + 1)

@@ -38,7 +38,7 @@ from finery_gpu_workers.losses.kl import kl_estimate
 from finery_gpu_workers.losses.preference import PreferenceTerms, beta_of, preference_loss
 from finery_gpu_workers.methods import passes
 from finery_gpu_workers.methods.dpo_reference import Stored, packed_pairs, reference_of
-from finery_gpu_workers.methods.objective import Engine, Sums
+from finery_gpu_workers.methods.objective import Sums, TimedLearner
 from finery_gpu_workers.methods.opening import open_learner
 from finery_gpu_workers.methods.prepare import load_prepared
 from finery_gpu_workers.work import Ending, Work, stopped_by_customer
@@ -52,14 +52,14 @@ def train(work: Work) -> Ending:
     sets = {"train": Pairs(data.train)} | ({"validation": Pairs(data.validation)} if data.validation else {})
     needed = hyper.loss not in REFERENCE_FREE
     opened = open_learner(work, reference=needed)
-    engine, stored = passes.engine_of(work, opened.learner), None
+    timed, stored = passes.timed_learner(work, opened.learner), None
     if needed:
-        stored = reference_of(work, opened, engine, sets, passes.plan_of(work, sets["train"]))
+        stored = reference_of(work, opened, timed, sets, passes.plan_of(work, sets["train"]))
         opened.learner.drop_reference()
         if stored is None:
             return stopped_by_customer(work.control.intent)
-    objective = Dpo(work, sets, engine, hyper, stored)
-    return passes.train(work, data, opened, engine, objective, {"reference": stored.place} if stored else {})
+    objective = Dpo(work, sets, timed, hyper, stored)
+    return passes.train(work, data, opened, timed, objective, {"reference": stored.place} if stored else {})
 
 
 class Dpo:
@@ -68,10 +68,15 @@ class Dpo:
     train_sku, eval_sku = Sku.TRAIN_DPO, Sku.EVAL_DPO
 
     def __init__(
-        self, work: Work, sets: dict[str, Pairs], engine: Engine, hyper: DpoHyperparameters, reference: Stored | None
+        self,
+        work: Work,
+        sets: dict[str, Pairs],
+        timed: TimedLearner,
+        hyper: DpoHyperparameters,
+        reference: Stored | None,
     ) -> None:
         self.train, self.validation = sets["train"], sets.get("validation")
-        self._work, self._engine, self._hyper = work, engine, hyper
+        self._work, self._timed, self._hyper = work, timed, hyper
         self._reference = reference.sets if reference else {}
 
     def forward_backward(self, chosen: Ints, update: Ints) -> Sums:
@@ -85,15 +90,15 @@ class Dpo:
             likelihood = self._hyper.sft_weight * answers.chosen.sum() / tokens
             return terms.losses.sum() / pairs - likelihood
 
-        with self._engine.clock.in_learner():
-            self._engine.learner.forward_backward_with(batch, loss)
+        with self._timed.clock.in_learner():
+            self._timed.learner.forward_backward_with(batch, loss)
         return sums
 
     def evaluate(self, chosen: Ints) -> Sums:
         assert self.validation is not None
         batch, reference = self._batch("validation", self.validation, chosen)
-        with self._engine.clock.in_learner():
-            log_probs = self._engine.learner.log_probs(batch)
+        with self._timed.clock.in_learner():
+            log_probs = self._timed.learner.log_probs(batch)
         return _sums(log_probs, *self._terms(log_probs, batch.scored_counts, reference), reference)
 
     def means(self, sums: Sums) -> dict[str, float]:

@@ -24,7 +24,7 @@ from finery_gpu_workers import storage
 from finery_gpu_workers.batch import PackedBatch, SharedRows, pack_shared
 from finery_gpu_workers.data.packing import Ints, Plan
 from finery_gpu_workers.data.preference import Pairs
-from finery_gpu_workers.methods.objective import Engine
+from finery_gpu_workers.methods.objective import TimedLearner
 from finery_gpu_workers.methods.opening import Opened
 from finery_gpu_workers.work import Work
 
@@ -81,7 +81,7 @@ def packed_pairs(pairs: Pairs, chosen: Ints) -> PackedBatch:
     return pack_shared(groups)
 
 
-def reference_of(work: Work, opened: Opened, engine: Engine, sets: dict[str, Pairs], plan: Plan) -> Stored | None:
+def reference_of(work: Work, opened: Opened, timed: TimedLearner, sets: dict[str, Pairs], plan: Plan) -> Stored | None:
     """Read where an attempt before this one stored it, else computed and stored.
 
     None: the customer stopped the job meanwhile. Raises storage.DigestError where what is stored has changed.
@@ -89,24 +89,24 @@ def reference_of(work: Work, opened: Opened, engine: Engine, sets: dict[str, Pai
     place = opened.bundle.known.extra.get("reference") if opened.bundle else None
     if place is not None and (found := _read(work, place, sets)) is not None:
         return found
-    computed = _compute(work, engine, sets, plan)
+    computed = _compute(work, timed, sets, plan)
     return None if computed is None else _store(work, computed)
 
 
-def _compute(work: Work, engine: Engine, sets: dict[str, Pairs], plan: Plan) -> dict[str, Reference] | None:
+def _compute(work: Work, timed: TimedLearner, sets: dict[str, Pairs], plan: Plan) -> dict[str, Reference] | None:
     micros = [
         (name, micro)
         for name, pairs in sets.items()
         for rows in (_first_epoch(plan) if name == "train" else [np.arange(len(pairs))])
-        for micro in engine.micro_batches(rows, pairs)
+        for micro in timed.micro_batches(rows, pairs)
     ]
     total, done, told = sum(len(micro) for _, micro in micros), 0, time.monotonic()
     made = {name: Reference.empty(pairs) for name, pairs in sets.items()}
-    with engine.learner.reference():
+    with timed.learner.reference():
         for name, micro in micros:
             if work.control.intent is not Intent.RUN:
                 return None
-            made[name].put(micro, engine.learner.log_probs(packed_pairs(sets[name], micro)))
+            made[name].put(micro, timed.learner.log_probs(packed_pairs(sets[name], micro)))
             done += len(micro)
             if (now := time.monotonic()) - told > _TOLD_EVERY or done == total:
                 told = now

@@ -45,7 +45,7 @@ class Sums:
 
 
 @dataclass(frozen=True)
-class Engine:
+class TimedLearner:
     """What computes, and the clock of its work."""
 
     learner: Learner

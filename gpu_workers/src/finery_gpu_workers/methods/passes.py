@@ -33,7 +33,7 @@ from finery_gpu_workers.data.packing import Plan
 from finery_gpu_workers.data.prepared import Prepared
 from finery_gpu_workers.learner import Learner
 from finery_gpu_workers.manifest import manifest_of
-from finery_gpu_workers.methods.objective import Engine, Objective, Rows
+from finery_gpu_workers.methods.objective import Objective, Rows, TimedLearner
 from finery_gpu_workers.methods.opening import Opened, restore
 from finery_gpu_workers.methods.passes_run import Evaluation, Result, Run
 from finery_gpu_workers.metrics import Clock
@@ -45,9 +45,9 @@ from finery_protos.v1 import worker_pb2 as pb
 _MICRO_BATCH_TOKENS = {"cpu": 2048, "cuda": 16384}
 
 
-def engine_of(work: Work, learner: Learner) -> Engine:
+def timed_learner(work: Work, learner: Learner) -> TimedLearner:
     tokens = work.spec.hyperparameters.micro_batch_tokens or _MICRO_BATCH_TOKENS[work.device]
-    return Engine(learner, Clock(), tokens)
+    return TimedLearner(learner, Clock(), tokens)
 
 
 def plan_of(work: Work, rows: Rows) -> Plan:
@@ -60,7 +60,7 @@ def train(
     work: Work,
     data: Prepared,
     opened: Opened,
-    engine: Engine,
+    timed: TimedLearner,
     objective: Objective,
     extra: dict[str, Any] | None = None,
 ) -> Ending:
@@ -71,7 +71,7 @@ def train(
     plan = plan_of(work, objective.train)
     parts = opened.start, data.index, opened.model, opened.learner, opened.compute
     common = manifest_of(work, *parts) | objective.manifest()
-    run = Run(work, data, plan, opened.start, opened.model, engine, objective, common)
+    run = Run(work, data, plan, opened.start, opened.model, timed, objective, common)
     cursor = _start(run, opened)
     run.known = replace(run.known, extra=extra or {})
     with Outbox(work.control) as outbox:

@@ -15,7 +15,7 @@ from finery_gpu_workers.checkpoints import Facts, Staged
 from finery_gpu_workers.data.packing import Plan
 from finery_gpu_workers.data.prepared import Prepared
 from finery_gpu_workers.methods import gates
-from finery_gpu_workers.methods.objective import Engine, Objective, Sums
+from finery_gpu_workers.methods.objective import Objective, Sums, TimedLearner
 from finery_gpu_workers.metrics import StepMetrics, memory_bytes
 from finery_gpu_workers.models.interface import Model
 from finery_gpu_workers.resume import Cursor, Known
@@ -71,7 +71,7 @@ class Run:
     plan: Plan
     start: Start
     model: Model
-    engine: Engine
+    timed: TimedLearner
     objective: Objective
     common: dict[str, Any]
     """The manifest's part that all checkpoints share."""
@@ -81,7 +81,7 @@ class Run:
     known: Known = field(init=False)
 
     def __post_init__(self) -> None:
-        self.hyper, self.learner, self.clock = self.work.spec.hyperparameters, self.engine.learner, self.engine.clock
+        self.hyper, self.learner, self.clock = self.work.spec.hyperparameters, self.timed.learner, self.timed.clock
         self.parameters = tuple(self.learner.without_gradient())  # before the first step that is all
         self.known = Known(untouched=self.parameters)
 
@@ -92,7 +92,7 @@ class Run:
     def update(self, step: int, before: Cursor) -> Result:
         """One optimizer update."""
         rows, update, sums = self.objective.train, self.plan.update(step), Sums()
-        for micro in self.engine.micro_batches(update.rows, rows):
+        for micro in self.timed.micro_batches(update.rows, rows):
             sums.add(self.objective.forward_backward(micro, update.rows))
         with self.clock.in_learner():
             stats = self.learner.optim_step(self.learning_rate(step))
@@ -119,7 +119,7 @@ class Run:
         """The whole validation set; changes nothing."""
         rows, sums = self.objective.validation, Sums()
         assert rows is not None
-        for micro in self.engine.micro_batches(np.arange(len(rows)), rows):
+        for micro in self.timed.micro_batches(np.arange(len(rows)), rows):
             sums.add(self.objective.evaluate(micro))
         if sums.tokens != rows.trained.sum():
             raise RuntimeError(f"evaluation: expected {rows.trained.sum()} tokens, found {sums.tokens}")

@@ -15,7 +15,7 @@ from finery_gpu_workers.batch import PackedBatch, pack
 from finery_gpu_workers.data.packing import Ints
 from finery_gpu_workers.data.prepared import Prepared, PreparedSet
 from finery_gpu_workers.methods import passes
-from finery_gpu_workers.methods.objective import Engine, Sums
+from finery_gpu_workers.methods.objective import Sums, TimedLearner
 from finery_gpu_workers.methods.opening import open_learner
 from finery_gpu_workers.methods.prepare import load_prepared
 from finery_gpu_workers.work import Ending, Work
@@ -25,8 +25,8 @@ def train(work: Work) -> Ending:
     """Runs the job to its end, to the customer's stop, or to a step that is not finite."""
     data = load_prepared(work)
     opened = open_learner(work, reference=False)
-    engine = passes.engine_of(work, opened.learner)
-    return passes.train(work, data, opened, engine, Sft(data, engine))
+    timed = passes.timed_learner(work, opened.learner)
+    return passes.train(work, data, opened, timed, Sft(data, timed))
 
 
 class Sft:
@@ -34,21 +34,21 @@ class Sft:
 
     train_sku, eval_sku = Sku.TRAIN_SFT, Sku.EVAL_SFT
 
-    def __init__(self, data: Prepared, engine: Engine) -> None:
+    def __init__(self, data: Prepared, timed: TimedLearner) -> None:
         self.train, self.validation = data.train, data.validation
-        self._engine = engine
+        self._timed = timed
 
     def forward_backward(self, chosen: Ints, update: Ints) -> Sums:
         batch, denominator = packed_batch(self.train, chosen), int(self.train.trained[update].sum())
-        with self._engine.clock.in_learner():
-            found = self._engine.learner.forward_backward(batch, denominator)
+        with self._timed.clock.in_learner():
+            found = self._timed.learner.forward_backward(batch, denominator)
         return Sums(found.tokens, {"loss": found.loss_sum})
 
     def evaluate(self, chosen: Ints) -> Sums:
         assert self.validation is not None
         batch = packed_batch(self.validation, chosen)
-        with self._engine.clock.in_learner():
-            found = self._engine.learner.evaluate(batch)
+        with self._timed.clock.in_learner():
+            found = self._timed.learner.evaluate(batch)
         return Sums(found.tokens, {"loss": found.loss_sum})
 
     def means(self, sums: Sums) -> dict[str, float]:
