@@ -106,7 +106,6 @@ def test_all_else_is_a_failure_and_never_0(
     [
         ("os._exit(0)", "exit status 0"),
         ("sys.exit(3)", "SystemExit"),
-        ("os.kill(os.getpid(), 9)", "SIGKILL"),
         ("os.abort()", "SIGABRT"),
         ("ctypes.string_at(0)", "SIGSEGV"),
         ("x = bytearray(3 << 30)", "MemoryError"),
@@ -122,6 +121,12 @@ def test_an_answer_that_breaks_its_grader_breaks_no_other(
     kind, message = failed(evaluated(code + "\nanswer = 1.0"))
     assert kind == "error"
     assert failure in message
+    assert evaluated("answer = 0.5").reward == 0.5
+
+
+def test_an_answer_that_kills_its_process_is_lost(evaluated: Callable[[str], Grade]) -> None:
+    code, message = failed(evaluated("os.kill(os.getpid(), 9)"))
+    assert (code, "killed" in message) == ("lost", True)
     assert evaluated("answer = 0.5").reward == 0.5
 
 

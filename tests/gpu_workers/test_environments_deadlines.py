@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -41,8 +42,7 @@ def test_each_of_three_that_hang_is_a_timeout_and_the_others_get_their_rewards(t
             else:
                 assert failed(grade)[0] == "timeout"
                 assert 2.0 <= grade.seconds < 5.0
-        assert done[0].cpu_seconds > 0.5
-        assert done[2].cpu_seconds < 0.5
+        assert done[0].cpu_seconds > 0.2 > done[2].cpu_seconds
         processes = set(_below(os.getpid())) - before
         assert len(processes) >= 2
     assert [pid for pid in processes if Path(f"/proc/{pid}").exists()] == []
@@ -90,7 +90,8 @@ def test_a_killed_process_is_replaced_once_and_then_the_grade_is_lost(tmp_path: 
         while not future.done() and time.monotonic() < deadline:
             for pid in set(_programs()) - before - killed:
                 time.sleep(0.1)
-                os.kill(pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # it died with the one before
+                    os.kill(pid, signal.SIGKILL)
                 killed.add(pid)
             time.sleep(0.02)
         assert failed(future.result(0))[0] == "lost"

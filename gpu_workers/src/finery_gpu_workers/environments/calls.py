@@ -56,6 +56,12 @@ class Function:
 
     def start(self) -> None:
         """Raises LoadError, SandboxUnavailable."""
+        try:
+            self._open()
+        except Ended as error:
+            raise LoadError(f"loading it failed: {error}") from None
+
+    def _open(self) -> None:
         if self._sandbox is not None:
             return
         self._sandbox = Sandbox(_HARNESS.read_text("utf-8"), limits=self._limits, read=self._read)
@@ -68,9 +74,9 @@ class Function:
         except TimeIsOver:
             self._sandbox = None
             raise LoadError(f"loading took longer than {self._load_seconds:g} s") from None
-        except Ended as error:
+        except Ended:
             self._sandbox = None
-            raise LoadError(f"loading it failed: {error}") from None
+            raise
         if "failed" in answer:
             self.close()
             raise LoadError(str(answer["failed"]))
@@ -82,7 +88,7 @@ class Function:
         """
         for _ in range(2):
             try:
-                self.start()
+                self._open()
                 return self._call(payload, seconds)
             except Ended as error:
                 why = str(error)
@@ -110,6 +116,9 @@ class Function:
             self.close()
         if answer.get("n") != self._count:
             raise Ended("its answer belongs to no question")
+        if answer.get("killed"):
+            self.close()
+            raise Ended("its process was killed")
         reply = _reply(answer)
         self._used += reply.cpu_seconds
         return reply

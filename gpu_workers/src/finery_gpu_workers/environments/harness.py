@@ -185,16 +185,22 @@ def _run(call: Call, payload: Any, cpu_seconds: int) -> dict[str, Any]:
     _, status, used = os.wait4(pid, 0)
     for fd in (ours, shown):
         os.close(fd)
-    reply = {"printed": text.decode("utf-8", "replace")[:_PRINTED], "cpu": used.ru_utime + used.ru_stime}
+    cpu = used.ru_utime + used.ru_stime
+    reply = {"printed": text.decode("utf-8", "replace")[:_PRINTED], "cpu": cpu}
     try:
         return {**json.loads(message), **reply}
     except ValueError:
-        return {"failed": f"the grader ended its process ({_how(status)}) before it returned a reward", **reply}
+        return {**_ended(os.waitstatus_to_exitcode(status), cpu, cpu_seconds), **reply}
 
 
-def _how(status: int) -> str:
-    code = os.waitstatus_to_exitcode(status)
-    return f"exit status {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+def _ended(code: int, cpu: float, cpu_seconds: int) -> dict[str, Any]:
+    """Why there is no message."""
+    if code == -signal.SIGKILL and cpu > cpu_seconds - 0.5:
+        return {"failed": f"the grader took more than {cpu_seconds} s of CPU"}
+    if code == -signal.SIGKILL:
+        return {"killed": True}  # by itself, or from outside: worth another try
+    how = f"exit status {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+    return {"failed": f"the grader ended its process ({how}) before it returned a reward"}
 
 
 def _collect(pid: int, ours: int, shown: int) -> tuple[bytes, bytes]:
