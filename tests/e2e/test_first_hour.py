@@ -23,8 +23,9 @@ def run(stack: Stack, *arguments: str, cwd: Path) -> str:
     return done.stdout
 
 
-def test_first_hour_sft(stack: Stack, tmp_path: Path) -> None:
-    assert "first hour passed: sft" in run(stack, str(ROOT / "tests/acceptance/first_hour.py"), "sft", cwd=tmp_path)
+def test_first_hour(stack: Stack, tmp_path: Path) -> None:
+    script = str(ROOT / "tests/acceptance/first_hour.py")
+    assert "first hour passed: sft dpo rl" in run(stack, script, "sft", "dpo", "rl", cwd=tmp_path)
 
 
 def test_the_readme_example_runs_as_printed(stack: Stack) -> None:
