@@ -34,31 +34,56 @@ class CachedPrefix:
 
 
 @dataclass(frozen=True)
-class _Places:
-    """Of rows on the grid; changes only when rows come and go."""
+class _Layer:
+    """Views of a layer's caches, as matmuls take them."""
 
-    prompts: int
-    """Height of the grid, and its width:"""
-    rows: int
-    of_heads: Tensor
-    """int64 [rows × kv_heads], into [prompts × kv_heads × rows]"""
+    own: Tensor
+    """[2 × rows there is room for × kv_heads × own, head_dim]"""
+    keys: Tensor
+    """[rows × kv_heads, head_dim, own]"""
+    values: Tensor
+    """[rows × kv_heads, own, head_dim]"""
+    prompt_keys: Tensor
+    """[prompts × kv_heads, head_dim, prompt]"""
+    prompt_values: Tensor
+    """[prompts × kv_heads, prompt, head_dim]"""
+
+
+class _Work:
+    """What all layers and steps share until a row comes or goes, or a cache grows: views and room for what is between.
+    Hundreds of small operations make a step, so that each one counts.
+    """
+
+    def __init__(self, own: list[Tensor], prompts: list[Tensor], places: list[int], share: int) -> None:
+        _, _, kv_heads, self.own, width = own[0].shape
+        self.prompt, self.rows, self.heads = prompts[0].shape[3], len(places), len(places) * kv_heads
+        held, largest = max(places) + 1, max(Counter(places).values())
+        self.layers = [_layer(*caches, self.rows, held) for caches in zip(own, prompts, strict=True)]
+        self.at = torch.tensor(_on_grid(places, kv_heads, largest), device=own[0].device)
+        """int64 [rows × kv_heads], where each is on the grid [prompts × kv_heads × rows of the largest group]"""
+        grid, folded = held * kv_heads * largest, (held * kv_heads, largest * share)
+        self.queries = own[0].new_zeros(grid, share, width)
+        self.folded_queries = self.queries.view(*folded, width)
+        self.folded_scores = own[0].new_zeros(*folded, self.prompt)
+        self.prompt_scores = self.folded_scores.view(grid, share, self.prompt)
+        self.scores = own[0].new_zeros(self.heads, share, self.prompt + self.own)
+        self.by_row = self.scores.view(self.rows, kv_heads, share, -1)
+        self.scores_of_prompt, self.scores_of_own = self.scores.split([self.prompt, self.own], dim=-1)
+        self.looks = torch.zeros_like(self.scores)
+        self.looks_at_prompt, self.looks_at_own = self.looks.split([self.prompt, self.own], dim=-1)
+        self.prompt_looks = torch.zeros_like(self.prompt_scores)
+        self.folded_looks = self.prompt_looks.view(self.folded_scores.shape)
 
 
 @dataclass(frozen=True)
 class _Step:
     """What all layers of a step share."""
 
-    places: _Places
-    prompt: int
-    """Tokens of prompts that are looked at, and of the rows' own:"""
-    own: int
+    work: _Work
     mask: Tensor
     """[rows, 1, 1, prompt + own], 0 or -inf"""
     written: Tensor
     """int64 [rows × 2 × kv_heads], where this step's keys and values go"""
-    queries: Tensor
-    """The grid, [prompts × kv_heads × rows, share × head_dim]; and that of what they look at:"""
-    looks: Tensor
 
 
 class KvCache:
@@ -80,7 +105,7 @@ class KvCache:
         """Of each row's prompt."""
         self._length: list[int] = []
         """Of each row's own part."""
-        self._places: _Places | None = None
+        self._work: _Work | None = None
 
     def __len__(self) -> int:
         return len(self._place)
@@ -101,7 +126,7 @@ class KvCache:
             self._new.add(place)
         self._place.append(self._held.index(prefix))
         self._length.append(0)
-        self._places = None
+        self._work = None
 
     def retire(self, row: int) -> None:
         last = len(self._place) - 1
@@ -117,55 +142,45 @@ class KvCache:
             self._new.discard(place)
             while self._held and self._held[-1] is None:
                 self._held.pop()
-        self._places = None
+        self._work = None
 
     def begin(self) -> _Step:
         """A step in which every row grows by one token."""
-        self._places = places = self._places or self._on_grid()
-        prompt, own = self._longest_prompt(), _rounded(max(self._length) + 1)
-        self._own = _room(self._own, len(self), own)
-        self._prompts = _room(self._prompts, len(self._held), prompt)
-        self._fill()
-        kv_heads, width, like = self._config.kv_heads, self._config.head_dim, self._own[0]
+        work = self._ready(self._longest_prompt(), _rounded(max(self._length) + 1))
+        kv_heads, like = self._config.kv_heads, self._own[0]
         seen_own, seen_prompt = torch.tensor(self._length), torch.tensor([self._tokens(p) for p in self._place])
         unseen = torch.cat(
-            (torch.arange(prompt) >= seen_prompt[:, None], torch.arange(own) > seen_own[:, None]), dim=1
+            (torch.arange(work.prompt) >= seen_prompt[:, None], torch.arange(work.own) > seen_own[:, None]), dim=1
         ).to(like.device)
-        has_rows = like.shape[1]
-        heads = torch.arange(2)[:, None] * has_rows * kv_heads + torch.arange(kv_heads)
-        written = (torch.arange(len(self))[:, None, None] * kv_heads + heads) * own + seen_own[:, None, None]
-        grid = places.prompts * kv_heads * places.rows
+        heads = torch.arange(2)[:, None] * like.shape[1] * kv_heads + torch.arange(kv_heads)
+        written = (torch.arange(len(self))[:, None, None] * kv_heads + heads) * work.own + seen_own[:, None, None]
         mask = like.new_zeros(unseen.shape).masked_fill_(unseen, float("-inf"))[:, None, None]
         self._length = [length + 1 for length in self._length]
-        return _Step(
-            places,
-            prompt,
-            own,
-            mask,
-            written.flatten().to(like.device),
-            like.new_zeros(grid, self._share * width),
-            like.new_zeros(grid, self._share * prompt),
-        )
+        return _Step(work, mask, written.flatten().to(like.device))
+
+    def _ready(self, prompt: int, own: int) -> _Work:
+        work = self._work
+        if work is None or (work.prompt, work.own) != (prompt, own):
+            self._own = _room(self._own, len(self), own)
+            self._prompts = _room(self._prompts, len(self._held), prompt)
+            self._fill()
+            self._work = work = _Work(self._own, self._prompts, self._place, self._share)
+        return work
 
     def attend(self, layer: int, step: _Step, q: Tensor, kv: Tensor) -> Tensor:
         """q [rows, heads, d], kv [rows, 2 × kv_heads, d] of the new tokens → [rows, heads × d]; remembers kv."""
-        rows, kv_heads, width, share = len(self), self._config.kv_heads, self._config.head_dim, self._share
-        own, prompts, at = self._own[layer], self._prompts[layer], step.places.of_heads
-        own.view(-1, width)[step.written] = kv.reshape(-1, width)
-        keys, values = own[:, :rows].flatten(1, 2)
-        prompt_keys, prompt_values = prompts[:, : step.places.prompts].flatten(1, 2)
-        queries = q.reshape(rows * kv_heads, share * width)
-        step.queries.index_copy_(0, at, queries)
-        scores = q.new_empty(rows * kv_heads, share, step.prompt + step.own)
-        of_prompt = torch.bmm(step.queries.view(len(prompt_keys), -1, width), prompt_keys.transpose(1, 2))
-        scores[:, :, : step.prompt] = of_prompt.view(-1, share, step.prompt).index_select(0, at)
-        torch.bmm(queries.view(-1, share, width), keys.transpose(1, 2), out=scores[:, :, step.prompt :])
-        shaped = scores.view(rows, kv_heads, share, -1)
-        looks = torch.softmax(torch.add(step.mask, shaped, alpha=width**-0.5, out=shaped), -1).view(scores.shape)
-        step.looks.index_copy_(0, at, looks[:, :, : step.prompt].reshape(rows * kv_heads, -1))
-        found = torch.bmm(step.looks.view(len(prompt_keys), -1, step.prompt), prompt_values)
-        output = found.view(-1, share, width).index_select(0, at)
-        return output.baddbmm_(looks[:, :, step.prompt :], values).view(rows, -1)
+        work, one, width = step.work, step.work.layers[layer], self._config.head_dim
+        one.own[step.written] = kv.reshape(-1, width)
+        queries = q.reshape(work.heads, self._share, width)
+        work.queries.index_copy_(0, work.at, queries)
+        torch.bmm(work.folded_queries, one.prompt_keys, out=work.folded_scores)
+        work.scores_of_prompt.copy_(work.prompt_scores.index_select(0, work.at))
+        torch.bmm(queries, one.keys, out=work.scores_of_own)
+        torch.add(step.mask, work.by_row, alpha=width**-0.5, out=work.by_row)
+        torch.softmax(work.scores, -1, out=work.looks)
+        work.prompt_looks.index_copy_(0, work.at, work.looks_at_prompt)
+        found = torch.bmm(work.folded_looks, one.prompt_values).view(work.queries.shape).index_select(0, work.at)
+        return found.baddbmm_(work.looks_at_own, one.values).view(work.rows, -1)
 
     def _fill(self) -> None:
         for place in self._new:
@@ -183,15 +198,22 @@ class KvCache:
         assert prefix is not None
         return prefix.tokens
 
-    def _on_grid(self) -> _Places:
-        largest = max(Counter(self._place).values())
-        taken: Counter[int] = Counter()
-        places = []
-        for place in self._place:
-            heads = range(place * self._config.kv_heads, (place + 1) * self._config.kv_heads)
-            places += [head * largest + taken[place] for head in heads]
-            taken[place] += 1
-        return _Places(len(self._held), largest, torch.tensor(places, device=self._own[0].device))
+
+def _layer(own: Tensor, prompts: Tensor, rows: int, held: int) -> _Layer:
+    keys, values = own[:, :rows].flatten(1, 2)
+    prompt_keys, prompt_values = prompts[:, :held].flatten(1, 2)
+    flat = own.view(-1, own.shape[-1])
+    return _Layer(flat, keys.transpose(1, 2), values, prompt_keys.transpose(1, 2), prompt_values)
+
+
+def _on_grid(places: list[int], kv_heads: int, largest: int) -> list[int]:
+    """`places`: of each row's prompt."""
+    taken: Counter[int] = Counter()
+    found = []
+    for place in places:
+        found += [head * largest + taken[place] for head in range(place * kv_heads, (place + 1) * kv_heads)]
+        taken[place] += 1
+    return found
 
 
 def _rounded(tokens: int) -> int:
