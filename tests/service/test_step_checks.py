@@ -15,6 +15,7 @@ from finery_testing.control import rollout_file
 Code = grpc.StatusCode
 
 
+DEEP = '{"a":' * 101 + "1" + "}" * 101
 USAGE = pb.Usage(sku="train.rl", unit="step:1", quantity=1)
 
 
@@ -69,6 +70,7 @@ USAGE = pb.Usage(sku="train.rl", unit="step:1", quantity=1)
             "a number that is too large",
         ),
         ("rl", pb.Step(step=1, notices=[pb.Notice(type="rollout", data_json="[" * 9000)]), "nested too deeply"),
+        ("rl", pb.Step(step=1, notices=[pb.Notice(type="rollout", data_json=DEEP)]), "nested too deeply"),
         (
             "rl",
             pb.Step(step=1, notices=[pb.Notice(type="warning", data_json='{"code": "x"}')]),

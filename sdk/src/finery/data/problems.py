@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from finery.data.strict_json import dotted, flaws
+from finery.data.strict_json import MAX_NESTING, dotted, flaws, is_too_deep
 from finery.types.errors import Problem
 
 MISSING: Final = object()
@@ -57,11 +57,10 @@ def is_clean(text: str) -> bool:
 
 def check_json(value: Any, path: str) -> None:
     """Raises the first flaw of a value that is used as it is, and may not have come from the strict reader."""
-    try:
-        flaw = next(flaws(value), None)
-    except RecursionError:
-        message = "expected JSON that is nested less deep"
-        raise RowError("invalid_json", path, message, "Flatten the value.") from None
+    if is_too_deep(value):
+        message = f"expected lists and objects at most {MAX_NESTING} deep inside each other, found more"
+        raise RowError("invalid_json", path, message, "Flatten the value.")
+    flaw = next(flaws(value), None)
     if flaw is not None:
         inside = dotted(flaw.path)
         place = f"{path}{'.' if path and inside and inside[0] != '[' else ''}{inside}"

@@ -16,6 +16,8 @@ from typing import Any
 
 Path = tuple[str | int, ...]
 _LONGEST_PATH = 300
+MAX_NESTING = 100
+"""Of lists and objects inside each other, where a value is shown again: readers of JSON stop at 200 or so."""
 _SUSPICIOUS = re.compile(r"\\u(?:0000|[dD][89a-fA-F])")
 """Half characters and U+0000 can only come in as escapes."""
 
@@ -100,6 +102,17 @@ def flaws(value: Any, path: Path = ()) -> Iterator[Flaw]:
             yield Flaw(path, "invalid_json", f"expected a finite number, found {value}")
     elif value is not None and not isinstance(value, int):
         yield from _no_json(value, path)
+
+
+def is_too_deep(value: Any) -> bool:
+    """Whether lists and objects lie more than `MAX_NESTING` deep inside each other."""
+    level = [value]
+    for _ in range(MAX_NESTING + 1):
+        inside = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]
+        level = [item for items in inside for item in items]
+        if not level:
+            return False
+    return True
 
 
 def _no_json(value: Any, path: Path) -> Iterator[Flaw]:

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar, get_args
 from fastapi import Request
 from pydantic import ValidationError
 
-from finery.data.strict_json import StrictReader, canonical_sha256, dotted, printable
+from finery.data.strict_json import MAX_NESTING, StrictReader, canonical_sha256, dotted, is_too_deep, printable
 from finery.types import base
 from finery_service.errors import ServiceError
 from finery_service.http.names import has, meant
@@ -120,6 +120,9 @@ def _read(raw: bytes) -> Any:
         raise ServiceError(400, "invalid_utf8", message) from None
     except ValueError as error:
         raise ServiceError(400, "invalid_json", f"Expected a JSON object as the body: {error}.") from None
+    if is_too_deep(value):
+        message = f"Expected lists and objects at most {MAX_NESTING} deep inside each other, found more; flatten them."
+        raise ServiceError(400, "invalid_json", message)
     if flaws:
         first = flaws[:TOLD]
         raise _refusal([(dotted(flaw.path) or None, flaw.code, flaw.message) for flaw in first], len(flaws))

@@ -13,6 +13,8 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
+from finery.data.strict_json import is_too_deep
+
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -74,11 +76,14 @@ def json_array(text: str, field: str) -> list[Any]:
 
 def _json(text: str, field: str, kind: str) -> Any:
     try:
-        return _clean(json.loads(text, parse_constant=_refuse_constant))
+        value = json.loads(text, parse_constant=_refuse_constant)
+        if not is_too_deep(value):  # it would be stored, and no reader could show it
+            return _clean(value)
     except ValueError as problem:
         invalid(f"{field}: expected a JSON {kind}, found {problem}")
     except RecursionError:
-        invalid(f"{field}: expected a JSON {kind}, found one that is nested too deeply")
+        pass
+    invalid(f"{field}: expected a JSON {kind}, found one that is nested too deeply")
 
 
 def sha256(text: str, field: str) -> str:
