@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -128,6 +129,25 @@ def test_an_answer_that_kills_its_process_is_lost(evaluated: Callable[[str], Gra
     code, message = failed(evaluated("os.kill(os.getpid(), 9)"))
     assert (code, "killed" in message) == ("lost", True)
     assert evaluated("answer = 0.5").reward == 0.5
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "raise ValueError('a\\ud800b\\0c')",
+        "answer = {'a\\ud800b\\0c': 1}",
+        "answer = {'a\\ud800b\\0c': None}",
+        "answer = 'a\\ud800b\\0c'",
+        "os.write(1, b'a\\xffb\\0c')\nanswer = 1",
+    ],
+)
+def test_whatever_customers_code_says_can_be_kept(evaluated: Callable[[str], Grade], code: str) -> None:
+    """Half a character is no UTF-8, and PostgreSQL has no NUL."""
+    grade = evaluated(code)
+    said = json.dumps([grade.parts, grade.printed, grade.failure and grade.failure.model_dump()], ensure_ascii=False)
+    assert said.encode() == said.encode("utf-8")
+    assert "\\u0000" not in said
+    assert "b" in said
 
 
 def test_nothing_is_left_of_an_answer(evaluated: Callable[[str], Grade]) -> None:

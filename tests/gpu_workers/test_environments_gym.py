@@ -68,13 +68,13 @@ def test_a_pattern_that_takes_for_ever_is_a_timeout(
     """H11: the process is killed; threads and signals do not stop `re`."""
     from finery_gpu_workers.environments import graders
 
-    monkeypatch.setattr(graders, "_TASK_SECONDS", 2.0)
+    monkeypatch.setattr(graders, "_TASK_SECONDS", 1.0)
     spec = task(answer_pattern=pattern)
     rewards = open_rewards(spec, tmp_path, workers=1, score_models={})
     grade = rewards.submit(Answer("a" * 40 + "b", rows[0])).result(60)
     rewards.close()
     assert failed(grade)[0] == "timeout"
-    assert grade.seconds < 5.0
+    assert grade.seconds < 10.0
 
 
 def test_an_answer_is_what_the_pattern_finds_last(tmp_path: Path, rows: list[dict[str, Any]]) -> None:

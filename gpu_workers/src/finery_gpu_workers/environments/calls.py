@@ -79,7 +79,7 @@ class Function:
             raise
         if "failed" in answer:
             self.close()
-            raise LoadError(str(answer["failed"]))
+            raise LoadError(showable(str(answer["failed"]), 4000))
 
     def call(self, payload: Mapping[str, Any], seconds: float) -> Reply:
         """The reply, at the latest `seconds` after the function was there to be called and a little for killing it.
@@ -135,6 +135,11 @@ class Function:
             self._sandbox = None
 
 
+def showable(text: str, length: int) -> str:
+    """As UTF-8 and PostgreSQL can hold it: without halves of characters and without NUL."""
+    return text[:length].encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
 def _object(line: bytes) -> dict[str, Any]:
     """What the harness said. Code that ran beside it may have broken it, so nothing about it is believed."""
     try:
@@ -147,7 +152,7 @@ def _object(line: bytes) -> dict[str, Any]:
 def _reply(answer: Mapping[str, Any]) -> Reply:
     cpu, printed = answer.get("cpu"), answer.get("printed")
     seconds = float(cpu) if isinstance(cpu, int | float) and math.isfinite(cpu) and cpu >= 0 else 0.0
-    text = printed[:2000] if isinstance(printed, str) else ""
+    text = showable(printed, 2000) if isinstance(printed, str) else ""
     if "value" in answer:
         return Reply(value=answer["value"], printed=text, cpu_seconds=seconds)
-    return Reply(failed=str(answer.get("failed", "no answer"))[:4000], printed=text, cpu_seconds=seconds)
+    return Reply(failed=showable(str(answer.get("failed", "no answer")), 4000), printed=text, cpu_seconds=seconds)

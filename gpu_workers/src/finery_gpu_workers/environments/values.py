@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from finery.types.environments import RewardFailure
-from finery_gpu_workers.environments.calls import Reply
+from finery_gpu_workers.environments.calls import Reply, showable
 from finery_gpu_workers.environments.types import Grade
 
 _PARTS = 64
@@ -50,7 +50,8 @@ def _reward(value: Any) -> tuple[float, dict[str, float | None]]:
         raise Failed("no_reward", "expected a number, or a dict with at least one, found an empty dict")
     if len(items) > _PARTS:
         raise Failed("invalid_reward", f"expected at most {_PARTS} entries, found more")
-    parts: dict[str, float | None] = {str(key): _number(part, f"[{str(key)!r}]") for key, part in items}
+    named = [(showable(str(key), 100), part) for key, part in items]
+    parts: dict[str, float | None] = {key: _number(part, f"[{key!r}]") for key, part in named}
     try:
         return math.fsum(part for part in parts.values() if part is not None), parts
     except OverflowError:
@@ -65,5 +66,5 @@ def _number(value: Any, where: str) -> float:
         raise Failed("invalid_reward", f"{where}: expected a finite number, found {number}")
     if isinstance(value, dict) and "none" in value:
         raise Failed("no_reward", f"{where}: expected a number, found None; None is not 0")
-    found = str(value.get("other", "something else"))[:200] if isinstance(value, dict) else "something else"
+    found = showable(str(value.get("other", "something else")), 200) if isinstance(value, dict) else "something else"
     raise Failed("invalid_reward", f"{where}: expected a number, found {found}")

@@ -117,8 +117,9 @@ def _check_places(answers: Sequence[SampleAnswer], count: int) -> None:
 def _grades(
     work: Task, spec: EnvironmentSpec, answers: Sequence[SampleAnswer], prompts: dict[int, ShownPrompt], seconds: float
 ) -> list[Grade] | Ending:
-    """The environment is opened without answers too: its code must load."""
-    workers = max(1, min(_WORKERS, len(answers)))
+    """The environment is opened without answers too: its code must load. That of reasoning-gym takes longer to load
+    than a few answers to score."""
+    workers = 1 if isinstance(spec, ReasoningGymEnvironment) else max(1, min(_WORKERS, len(answers)))
     rewards = open_rewards(spec, work.folder, workers=workers, score_models=work.score_models)
     try:
         futures = [rewards.submit(_answer(answer, prompts[answer.prompt])) for answer in answers]
