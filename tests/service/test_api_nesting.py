@@ -1,4 +1,4 @@
-"""Free JSON that customers send is shown again inside other JSON: what is taken at the door can be read in every answer.
+"""Free JSON of customers is shown again inside other JSON: what is taken at the door can be read in every answer.
 
 pydantic, with which the SDK reads answers and the service rollouts, stops at 200 levels.
 """

@@ -20,6 +20,9 @@ _WORDS = {
     "Input should be": "expected",
     "String should match pattern": "expected a text that matches",
     "String should have": "expected a text with",
+    "Tuple should have": "expected a list with",
+    "List should have": "expected a list with",
+    "Dictionary should have": "expected an object with",
     "Field required": "expected this field, found nothing",
     "Unable to extract tag using discriminator": "expected",
     "Extra inputs are not permitted": "expected no field of this name",
@@ -34,6 +37,8 @@ _KINDS = {
     "list_type": "a list",
 }
 """Errors that only say that a value is of another kind; every other member of a union has one."""
+_COUNT = re.compile(r" after validation, not (more|\d+)")
+"""How pydantic ends what it says of too many or too few items."""
 _ID = re.compile(r"\^([a-z]+_)\[")
 """The pattern of an id, as in `finery.types.ids`."""
 
@@ -58,8 +63,11 @@ def _of_field(param: str | None, errors: Sequence[ErrorDetails]) -> list[Problem
     if param is None or len(errors) == 1:
         return [_problem(param, error) for error in errors]
     kinds = list(dict.fromkeys(_KINDS[error["type"]] for error in errors if error["type"] in _KINDS))
-    meant = next((error for error in errors if error["type"] not in _KINDS), None)
     sent = errors[0]["input"]
+    others = [error for error in errors if error["type"] not in _KINDS]
+    if isinstance(sent, (dict, list)):  # then no word was meant
+        others.sort(key=lambda error: error["type"] == "literal_error")
+    meant = next(iter(others), None)
     if meant is None:
         return [(param, "invalid_value", f"expected {' or '.join(kinds)}, found {found(sent)}")]
     code, sentence = _problem(param, meant)[1:]
@@ -97,6 +105,7 @@ def _message(error: ErrorDetails) -> str:
         message = f"expected {_KINDS[error['type']]}"
     for theirs, ours in _WORDS.items():
         message = message.replace(theirs, ours)
+    message = _COUNT.sub(r", found \1", message)
     sent = error["input"]
     if isinstance(sent, str):
         message = message.replace(repr(sent), found(sent))
