@@ -246,6 +246,9 @@ def test_rollouts_are_a_readable_list(envs: Api, finery: Any) -> None:
     envs.answers["GET /v1/jobs/job_1/rollouts"] = (200, page_json([ROLLOUT] * 5, has_more=True, last_id="roll_2_5"))
     assert len(json.loads(finery("jobs", "rollouts", "job_1", "--limit", "3", "--json").out)) == 3
     assert envs.sent("GET /v1/jobs/job_1/rollouts?kind=train&limit=3")
+    envs.answers["GET /v1/jobs/job_1/rollouts"] = (200, page_json([]))
+    none = finery("jobs", "rollouts", "job_1")
+    assert (none.code, none.out, none.err) == (0, "", "No rollouts of that kind yet; only RL jobs have some.\n")
 
 
 def test_events_of_dpo_and_rl_are_lines_for_people(api: Api, finery: Any) -> None:

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from finery.cli import main, output, report
 from finery.errors import BadRequestError
+from finery.types.data import Warning as DataWarning
 from finery.types.jobs import Job
 
 from .support import job_json
@@ -45,6 +46,22 @@ def test_an_error_with_one_detail_is_said_once(screen: io.StringIO) -> None:
     detail = {"param": "method", "code": "missing_field", "message": said}
     output.print_error(BadRequestError(said, code="missing_field", param="method", details=[detail]))
     assert screen.getvalue().splitlines() == [f"Error: {said}"]
+
+
+def test_of_several_details_the_one_in_the_message_is_not_repeated(screen: io.StringIO) -> None:
+    details = [{"message": f"{name}: expected this field, found nothing."} for name in ("method", "model")]
+    said = f"{details[0]['message']} (1 more in details.)"
+    output.print_error(BadRequestError(said, code="missing_field", details=details))
+    assert screen.getvalue().splitlines() == [f"Error: {said}", f"  {details[1]['message']}"]
+
+
+def test_a_warning_names_its_field_once_and_the_first_lines(screen: io.StringIO) -> None:
+    said = "validation_file: 40 rows are in the training file too."
+    details = [{"rows": 40, "lines": list(range(1, 41))}]
+    warning = DataWarning(code="validation_overlap", message=said, param="validation_file", details=details)
+    report.print_warning(warning)
+    lines = [f"Warning: {said}", "  rows 40  lines 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 30 more"]
+    assert screen.getvalue().splitlines() == lines
 
 
 def test_a_wrong_row_reads_as_sentences() -> None:
@@ -90,7 +107,8 @@ def test_ctrl_c_before_the_command_is_loaded_ends_without_a_traceback(monkeypatc
         (12_250.4, "12,250"),
         (-1500.0, "-1,500"),
         (7, "7"),
+        (None, "–"),
     ],
 )
-def test_numbers_are_short_and_large_ones_are_no_powers_of_ten(value: float, shown: str) -> None:
+def test_numbers_are_short_and_large_ones_are_no_powers_of_ten(value: float | None, shown: str) -> None:
     assert output.number(value) == shown

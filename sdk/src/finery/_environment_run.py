@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from finery._visible import BOLD, RED, RESET, document, escaped, one_line, visible
+from finery._visible import BOLD, RED, RESET, document, escaped, lines, one_line, visible
 
 if TYPE_CHECKING:
     from finery.types.environments import EnvironmentRun, GradedAnswer, ShownPrompt
@@ -39,13 +39,13 @@ def text(run: EnvironmentRun, *, color: bool) -> str:
     bold, red, reset = (BOLD, RED, RESET) if color else ("", "", "")
     blocks = [f"{bold}{visible(_title(run))}{reset}"]
     if run.error is not None:
-        blocks.append(f"{red}{visible(run.error.message)}{reset}")
+        blocks.append(f"{red}{lines(run.error.message)}{reset}")
     if run.prompts:
         blocks.append("\n".join(f"prompt {one.index}: {_shown(one, _LONGEST_PROMPT)}" for one in run.prompts))
     if run.answers:
         head, *rows = _aligned([_COLUMNS, *(_cells(one, _LONGEST) for one in run.answers)])
         blocks.append("\n".join([f"{bold}{head}{reset}", *rows]))
-    blocks += [f"{red}{visible(head)}{reset}\n{_block(said)}" for head, said in _remarks(run)]
+    blocks += [f"{red}{visible(head)}{reset}\n{lines(said)}" for head, said in _remarks(run)]
     return "\n\n".join([*blocks, *_distribution(run)])
 
 
@@ -61,7 +61,7 @@ def fragment(run: EnvironmentRun) -> str:
         rows = ("".join(f"<td>{escaped(cell)}</td>" for cell in _cells(a, _LONGEST_HTML)) for a in run.answers)
         parts.append(f"<table><tr>{heads}</tr>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>")
     for head, said in _remarks(run):
-        parts.append(f'<div class="bad">{escaped(head)}</div><pre dir="ltr">{escape(_block(said))}</pre>')
+        parts.append(f'<div class="bad">{escaped(head)}</div><pre dir="ltr">{escape(lines(said))}</pre>')
     parts += [f'<pre dir="ltr">{block}</pre>' for block in _distribution(run)]  # nothing but our words and numbers
     return "".join([*parts, "</div>"])
 
@@ -108,11 +108,6 @@ def _remarks(run: EnvironmentRun) -> Iterator[tuple[str, str]]:
     for number, answer in enumerate(run.answers, start=1):
         if answer.printed:
             yield f"printed for answer {number}", answer.printed
-
-
-def _block(said: str) -> str:
-    """A traceback or what was printed: its lines are lines, so their ends need no mark."""
-    return visible(said).replace("⏎\n", "\n").rstrip("\n")
 
 
 def _distribution(run: EnvironmentRun) -> list[str]:

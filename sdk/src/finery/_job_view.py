@@ -12,6 +12,7 @@ from finery.types.jobs import Event
 
 _SMOOTH = 0.2  # weight of the newest step in the averages that are shown
 _PASS = re.compile(r"pass_at_\d+")
+_TRACEBACK = "Traceback (most recent call last):"
 _NOUNS = {"preference": "pairs", "prompts": "prompts"}
 
 
@@ -48,7 +49,7 @@ class JobView:
         match event.type:
             case "state":
                 self.state, self.message = str(data.get("to")), data.get("message")
-                said = self.message or (self.line() if not self.step else "")
+                said = brief(str(self.message or "")) or (self.line() if not self.step else "")
                 return f"{self.state}: {said}" if said else self.state
             case "prepared":
                 return self._prepare(data)
@@ -64,7 +65,7 @@ class JobView:
             case "rollout" if data.get("kind") == "eval":
                 return sample(data)
             case "warning":
-                return f"warning: {data.get('message', data)}"
+                return f"warning: {brief(str(data.get('message', data)))}"
         return None
 
     def _prepare(self, data: dict[str, Any]) -> str:
@@ -132,6 +133,12 @@ class JobView:
             f"${self.cost:.6f}" if self.cost < 1 else f"${self.cost:,.2f}",
         ]
         return "  ".join(parts)
+
+
+def brief(message: str) -> str:
+    """On one line: of a traceback, what comes before it and the error itself, its last line."""
+    first, *more = message.strip().splitlines() or [""]
+    return f"{first.removesuffix(_TRACEBACK)}{'' if first.endswith(_TRACEBACK) else ' … '}{more[-1]}" if more else first
 
 
 def held_out(data: dict[str, Any]) -> str:

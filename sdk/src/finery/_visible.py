@@ -42,6 +42,11 @@ def visible(words: str) -> str:
     return _HIDDEN.sub(lambda found: _picture(found[0]), words)
 
 
+def lines(words: str) -> str:
+    """The same for text of several lines, such as a traceback: their ends need no mark."""
+    return "\n".join(map(visible, words.rstrip("\n").split("\n")))
+
+
 def one_line(words: str, longest: int) -> str:
     """For a table: on one line, cut where it is longer."""
     cut = words if len(words) <= longest else f"{words[: longest - 1]}…"

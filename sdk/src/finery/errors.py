@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from finery._visible import lines
 from finery.types.environments import EnvironmentRun
 from finery.types.errors import ErrorBody, ErrorDetail
 from finery.types.jobs import Job
@@ -138,7 +139,9 @@ class JobFailedError(FineryError):
         job = self.job
         why = job.error.message if job.error else job.message
         code = job.error.code if job.error else job.reason
-        return f"Job {job.id} ended {job.state!s}" + (f" ({code})" if code else "") + (f": {why}" if why else ".")
+        return (
+            f"Job {job.id} ended {job.state!s}" + (f" ({code})" if code else "") + (f": {lines(why)}" if why else ".")
+        )
 
 
 class PreviewFailedError(FineryError):
@@ -150,7 +153,7 @@ class PreviewFailedError(FineryError):
 
     def __str__(self) -> str:
         error = self.preview.error
-        said = f" ({error.code}): {error.message}" if error else "."
+        said = f" ({error.code}): {lines(error.message)}" if error else "."
         return f"Preview {self.preview.id} of {self.preview.file} with {self.preview.model} failed{said}"
 
 
@@ -166,7 +169,7 @@ class EnvironmentRunFailedError(FineryError):
 
     def __str__(self) -> str:
         error = self.run.error
-        said = f" ({error.code}): {error.message}" if error else "."
+        said = f" ({error.code}): {lines(error.message)}" if error else "."
         return f"Run {self.run.id} of {self.run.environment} failed{said}"
 
 

@@ -25,10 +25,12 @@ from rich.progress import (
 )
 
 from finery._job_view import JobView
+from finery._visible import lines, one_line
 from finery.types.jobs import Event
 
 __all__ = ["JobProgress", "JobView", "TransferProgress"]
 
+_LABEL = 80  # characters of a name in front of a bar
 _PLAIN_LINES = 20  # lines about steps where no terminal shows a bar
 
 
@@ -83,14 +85,14 @@ class JobProgress:
         if news is not None:
             style = "bold yellow" if event.type == "warning" else "default"
             time = f"[dim]{event.created_at.astimezone():%H:%M:%S}[/dim]"
-            self._console.print(f"{time}  [{style}]{escape(news)}[/{style}]", highlight=False)
+            self._console.print(f"{time}  [{style}]{escape(lines(news))}[/{style}]", highlight=False)
 
     def _steps(self) -> str:
         total = self.view.total_steps
         return f"{self.view.step}/{total if total is not None else '?'}"
 
     def _title(self) -> str:
-        return f"{escape(self._label)} {self.view.state}".strip()
+        return f"{escape(one_line(self._label, _LABEL))} {self.view.state}".strip()
 
     def _tell(self) -> None:
         step, total = self.view.step, self.view.total_steps
@@ -106,7 +108,7 @@ class TransferProgress:
     """
 
     def __init__(self, label: str, console: Console | None = None, *, after: str = "") -> None:
-        self._label, self._after = escape(label), escape(after)
+        self._label, self._after = escape(one_line(label, _LABEL)), escape(after)
         self._bar = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(),

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from finery.cli import checkpoints, environments, files, jobs, models, usage
-from finery.cli.output import err, print_error
+from finery.cli.output import err, print_error, safe
 from finery.errors import ConfigurationError, FineryError, InvalidArgumentError
 
 app = typer.Typer(
@@ -51,7 +51,7 @@ def run(arguments: Sequence[str] | None) -> int:
         print_error(error)
         return 1
     except OSError as error:
-        err.print(f"[bold red]Error:[/bold red] {error}", markup=True)
+        err.print(f"[bold red]Error:[/bold red] {safe(str(error))}", highlight=False)
         return 1
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else 0 if done.code is None else 1

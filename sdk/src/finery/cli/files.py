@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import TypeAdapter
 
-from finery.cli.output import AsJson, client, err, print_facts, print_json, print_table, problem, size
+from finery.cli.output import AsJson, client, err, print_facts, print_json, print_table, problem, safe, size
 from finery.client import Finery
 from finery.data.check import Report, check_file
 from finery.progress import TransferProgress
@@ -163,6 +163,6 @@ def show(file: File) -> None:
     ]
     print_facts([*facts, ("size", size(file.bytes)), ("sha256", file.sha256), ("created", file.created_at)])
     for fault in file.errors[:10]:
-        err.print(f"  {problem(fault.line, fault.path, fault.model_dump())}", style="red", markup=False)
+        err.print(f"  {safe(problem(fault.line, fault.path, fault.model_dump()))}", style="red")
     if file.error_count > 10:
         err.print(f"  and {file.error_count - 10} more; finery files get {file.id} --json", style="red")

@@ -10,7 +10,7 @@ import typer
 from finery.cli import spec as specs
 from finery.cli.environments import Reward, of_job
 from finery.cli.files import Limit, file_id
-from finery.cli.output import AsJson, client, err, out, print_details, print_json, print_table, summary, text
+from finery.cli.output import AsJson, client, err, out, print_details, print_json, print_table, safe, summary, text
 from finery.cli.report import print_job, print_rollouts, steps
 from finery.cli.usage import Time
 from finery.client import Finery
@@ -141,8 +141,10 @@ def rollouts(
         several = [one for one, _ in zip(found, range(limit), strict=False)]
     if json:
         print_json(several)
-    else:
+    elif several:
         print_rollouts(several)
+    else:
+        err.print("No rollouts of that kind yet; only RL jobs have some.")
 
 
 @app.command()
@@ -179,7 +181,7 @@ def forward(
         if to == "tensorboard":
             err.print(f"See it: tensorboard --logdir {dir or 'runs'}", markup=False, highlight=False)
     except ImportError as error:
-        err.print(f"[bold red]Error:[/bold red] {error}", markup=True, highlight=False)
+        err.print(f"[bold red]Error:[/bold red] {safe(str(error))}", highlight=False)
         raise typer.Exit(2) from None
     except KeyboardInterrupt as error:
         err.print("\n".join(getattr(error, "__notes__", ["Nothing was forwarded."])), markup=False)
@@ -208,7 +210,7 @@ def events(
                 typer.echo(event.model_dump_json())
             else:
                 line = f"{event.seq:>5}  {text(event.created_at)}  {event.type:<10}  {summary(event)}"
-                out.print(line, markup=False, highlight=False)
+                out.print(safe(line), highlight=False)
 
 
 @app.command()

@@ -16,7 +16,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from finery._job_view import sample
+from finery._job_view import brief, sample
+from finery._visible import lines, visible
 from finery.client import Finery
 from finery.errors import APIError, AuthenticationError, FineryError, InternalServerError, JobFailedError, NotFoundError
 from finery.types.jobs import Event
@@ -25,6 +26,7 @@ from finery.types.money import plain
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 _ATTEMPT = ("attempt", "reason", "resumed_from_step")
+_PREPARED = ("rows", "trained_tokens", "dropped_rows", "truncated_rows", "total_steps")
 _METHODS = ("reward", "loss", "margin", "accuracy", "kl")
 _METRICS = (*_METHODS, "trained_tokens", "tokens_per_second", "learning_rate", "grad_norm", "cost")
 out = Console(soft_wrap=True)
@@ -46,9 +48,9 @@ def print_json(value: BaseModel | Iterable[BaseModel]) -> None:
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """One row a line, whatever the width of the terminal: an id that is cut short is of no use."""
-    lines = [columns, *([text(cell) for cell in cells] for cells in rows)]
-    widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
-    for row, line in enumerate(lines):
+    table = [columns, *([visible(text(cell)).replace("\n", " ") for cell in cells] for cells in rows)]
+    widths = [max(map(cell_len, column)) for column in zip(*table, strict=True)]
+    for row, line in enumerate(table):
         padded = (set_cell_size(cell, width) for cell, width in zip(line, widths, strict=True))
         style = "bold" if row == 0 else None
         out.print("  ".join(padded).rstrip(), style=style, markup=False, highlight=False)
@@ -59,8 +61,13 @@ def print_facts(facts: Iterable[tuple[str, object]]) -> None:
     table = Table.grid(padding=(0, 2))
     for name, value in facts:
         if value is not None:
-            table.add_row(f"[bold]{name}[/bold]", escape(text(value)))
+            table.add_row(f"[bold]{name}[/bold]", safe(text(value)))
     out.print(table)
+
+
+def safe(words: str) -> str:
+    """Text of customers, models and their code between markup of ours: shown, never obeyed by rich or a terminal."""
+    return escape(lines(words))
 
 
 def text(value: object) -> str:
@@ -90,14 +97,14 @@ def summary(event: Event) -> str:
     data = event.data
     match event.type:
         case "state":
-            return " ".join(str(data[key]) for key in ("to", "message") if data.get(key))
+            return " ".join(brief(str(data[key])) for key in ("to", "message") if data.get(key))
         case "metric":
             return f"step {data.get('step')}/{data.get('total_steps', '?')}  {_named(data, _METRICS)}"
         case "eval":
             when = "before training" if data.get("step") == 0 else f"step {data.get('step')}"
             return f"{when}  {_evaluated(data)}"
         case "prepared":
-            return _named(data, ("rows", "trained_tokens", "dropped_rows", "truncated_rows", "total_steps"))
+            return _named({**data, "trained_tokens": data.get("trained_tokens") or None}, _PREPARED)
         case "checkpoint":
             said = f"step {data.get('step')}  {data.get('checkpoint')}" + ("  final" if data.get("final") else "")
             known = ((what, data.get(f"validation_{what}")) for what in ("loss", "reward"))
@@ -106,7 +113,7 @@ def summary(event: Event) -> str:
             said = _named({**data, "resumed_from_step": data.get("resumed_from_step") or None}, _ATTEMPT)
             return f"{data.get('number', '?')} {data.get('phase', '')}  {said}".rstrip()
         case "warning":
-            return f"{data.get('message', data.get('code'))}"
+            return brief(str(data.get("message", data.get("code"))))
         case "rollout":
             return f"step {data.get('step')}  {sample(data)}"
         case _:
@@ -128,7 +135,9 @@ def _named(data: dict[str, Any], names: Iterable[str]) -> str:
 
 
 def number(value: object) -> str:
-    """Four digits of a float, or all of those before its point."""
+    """Four digits of a float, or all of those before its point; – where there is none."""
+    if value is None:
+        return "–"
     if not isinstance(value, float):
         return str(value)
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"
@@ -138,19 +147,19 @@ def print_error(error: FineryError) -> None:
     """One line, what else the server said, the request id, and what to do."""
     message = error.message if isinstance(error, APIError) else str(error)
     param = error.param if isinstance(error, APIError) else None
-    where = f" [dim]({escape(param)})[/dim]" if param and not message.startswith(param) else ""
-    err.print(f"[bold red]Error:[/bold red] {escape(message)}{where}")
+    where = f" [dim]({safe(param)})[/dim]" if param and not message.startswith(param) else ""
+    err.print(f"[bold red]Error:[/bold red] {safe(message)}{where}", highlight=False)
     print_details(error, message)
     if isinstance(error, APIError) and error.request_id:
-        err.print(f"[dim]{escape(str(error.code))}, request {escape(error.request_id)}[/dim]")
+        err.print(f"[dim]{safe(str(error.code))}, request {safe(error.request_id)}[/dim]")
     if advice := _hint(error):
-        err.print(f"[dim]Hint: {escape(advice)}[/dim]")
+        err.print(f"[dim]Hint: {safe(advice)}[/dim]")
 
 
 def print_details(error: FineryError, message: str) -> None:
     """What is wrong line by line, or field by field, beyond the message."""
-    for detail in [detail for detail in details(error) if detail != message][:10]:
-        err.print(f"  {escape(detail)}", highlight=False)
+    for detail in [detail for detail in details(error) if not message.startswith(detail.rstrip("."))][:10]:
+        err.print(f"  {safe(detail)}", highlight=False)
 
 
 def details(error: FineryError) -> list[str]:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from rich.markup import escape
-
 from finery._visible import one_line
-from finery.cli.output import err, number, out, print_facts, print_json, print_table
+from finery.cli.output import err, number, out, print_facts, print_json, print_table, safe
 from finery.types.data import DataReport, SetReport
 from finery.types.data import Warning as DataWarning
 from finery.types.jobs import TERMINAL, Job
@@ -78,10 +76,17 @@ def print_warnings(data: DataReport) -> None:
 
 
 def print_warning(warning: DataWarning) -> None:
-    where = f" ({warning.param})" if warning.param else ""
-    err.print(f"[bold yellow]Warning:[/bold yellow] {escape(warning.message + where)}", highlight=False)
+    where = f" ({warning.param})" if warning.param and not warning.message.startswith(warning.param) else ""
+    err.print(f"[bold yellow]Warning:[/bold yellow] {safe(warning.message + where)}", highlight=False)
     for detail in (warning.details or [])[:_LINES]:
-        err.print(f"  {escape('  '.join(f'{name} {value}' for name, value in detail.items()))}", highlight=False)
+        err.print(f"  {safe('  '.join(f'{name} {_some(value)}' for name, value in detail.items()))}", highlight=False)
+
+
+def _some(value: object) -> object:
+    """A list of line numbers cut short."""
+    if not isinstance(value, (list, tuple)) or len(value) <= _LINES:
+        return value
+    return f"{', '.join(map(str, value[:_LINES]))} and {len(value) - _LINES} more"
 
 
 def _print_set(name: str, found: SetReport) -> None:
