@@ -33,8 +33,8 @@ EVENTS = [
 @pytest.fixture
 def hostile(api: Api) -> Api:
     job = job_json(state="failed", name=HOSTILE, error=ERROR)
-    named = {**ENVIRONMENT, "name": HOSTILE, "spec": {"type": "prompts", "grader": HOSTILE}}
-    failed = {
+    named: dict[str, Any] = {**ENVIRONMENT, "name": HOSTILE, "spec": {"type": "prompts", "grader": HOSTILE}}
+    failed: dict[str, Any] = {
         **RUN,
         "status": "failed",
         "prompts": [],
@@ -72,7 +72,7 @@ def test_no_command_lets_others_write_to_the_terminal(hostile: Api, finery: Any,
         del hostile.answers["GET /v1/jobs/job_1/events"]  # what is streamed instead ends
     result = finery(*command.split())
     written = result.out + result.err
-    assert "\x1b" not in written and "\x07" not in written
+    assert not {"\x1b", "\x07"} & set(written)
     assert SHOWN in " ".join(written.split()).replace("\\n", " ")
 
 
