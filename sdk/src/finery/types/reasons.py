@@ -109,7 +109,10 @@ RULES: dict[JobReason, ReasonRule] = {
         "failed", 0, "customer", "Loss or gradient became NaN or infinite; try a lower learning rate."
     ),
     JobReason.OUT_OF_MEMORY: ReasonRule(
-        "failed", 0, "platform", "The accelerator ran out of memory; lower max_length or micro_batch_tokens."
+        "failed",
+        0,
+        "platform",
+        "The accelerator ran out of memory; lower micro_batch_tokens, or max_length (RL: max_new_tokens).",
     ),
     JobReason.TOO_MANY_FAULTS: ReasonRule(
         "failed", 0, "platform", "Attempts kept failing on our side; nothing after the last checkpoint is billed."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -38,7 +38,7 @@ async def lifecycle(context: Context, view: View, pool: Pool) -> bool:
     """Expiries, cancellations, prepare attempts: what is due by `states.decide`. True if anything changed."""
     room = _Room.of(view, context.settings.prepare_attempts)
     changed = False
-    for job in room.in_turn(view.jobs):
+    for job in room.in_turn(view.jobs, context.turns):
         if not context.patience.ready(job.id):
             continue
         attempt = view.live.get(job.id)
@@ -47,6 +47,8 @@ async def lifecycle(context: Context, view: View, pool: Pool) -> bool:
             decision = _decide(context, job, attempt, view, word)
             if decision == states.Decision() or (decision.prepare and not room.take(job)):
                 continue
+            if decision.prepare and _is_awaited(job):
+                context.turns[job.tenant_id] = max(context.turns.values(), default=0) + 1
             changed = await _carry_out(context, job, word) or changed
     return changed
 
@@ -108,8 +110,8 @@ def _is_awaited(job: JobRow) -> bool:
 @dataclass
 class _Room:
     """Prepare attempts that may still start. What is awaited (previews, runs of environments) goes first, as it is
-    short; but it leaves jobs one place, so that no amount of it holds a job up. Where there is one place, age alone
-    counts."""
+    short; but it leaves jobs one place, so that no amount of it holds a job up. Tenants take turns at it: one's twenty
+    runs, of a quarter of an hour each, are not all waited for. Where there is one place, age alone counts."""
 
     limit: int
     all: int
@@ -120,8 +122,11 @@ class _Room:
         preparing = [job for job in view.jobs if job.id in view.live and view.live[job.id].kind == "prepare"]
         return cls(limit, limit - len(preparing), max(1, limit - 1) - sum(map(_is_awaited, preparing)))
 
-    def in_turn(self, jobs: Sequence[JobRow]) -> list[JobRow]:
-        return sorted(jobs, key=lambda job: self.limit > 1 and not _is_awaited(job))
+    def in_turn(self, jobs: Sequence[JobRow], turns: Mapping[str, int]) -> list[JobRow]:
+        """`jobs` by age; `turns`: see `Context`."""
+        if self.limit == 1:
+            return list(jobs)
+        return sorted(jobs, key=lambda job: (not _is_awaited(job), _is_awaited(job) and turns.get(job.tenant_id, 0)))
 
     def take(self, job: JobRow) -> bool:
         """Whether there is a place for it, which it then has."""

@@ -56,6 +56,8 @@ class Context:
     under_way: dict[tuple[str, str], asyncio.Task[str | None]] = field(default_factory=dict)
     """Launches and stops by (kind, attempt) that took more than a moment."""
     at_once: dict[str, asyncio.Semaphore] = field(default_factory=dict)
+    turns: dict[str, int] = field(default_factory=dict)
+    """By tenant: when a preview or run of it got its last place, counted from 1."""
 
     @property
     def policy(self) -> Policy:
