@@ -40,7 +40,7 @@ create table rollout_files (
     bytes bigint not null check (bytes >= 0),
     count bigint not null check (count >= 0),
     created_at timestamptz not null,
-    primary key (job_id, kind, step),
+    primary key (job_id, step, kind),        -- in the order in which they are listed
     foreign key (tenant_id, job_id) references jobs (tenant_id, id),
     foreign key (tenant_id, attempt_id) references attempts (tenant_id, id)
 );

@@ -87,6 +87,9 @@ async def files(
     if kind is not None:
         statement = statement.where(RolloutFileRow.kind == kind)
     if start is not None:
-        statement = statement.where(tuple_(col(RolloutFileRow.step), order) >= tuple_(start.step, start.order))
+        statement = statement.where(
+            RolloutFileRow.step >= start.step,  # follows from the next; the primary key serves this one
+            tuple_(col(RolloutFileRow.step), order) >= tuple_(start.step, start.order),
+        )
     statement = statement.order_by(col(RolloutFileRow.step), order).limit(limit)
     return list((await session.exec(statement)).all())
