@@ -2,11 +2,11 @@
 
     make bench ONLY=generate_tokens ARGS="--pairs 5 --threads 1"
 
-A call answers 4 prompts 8 times each with exactly 64 tokens (end tokens are ignored on both sides), as a step of GRPO
-does: ours through the rollout engine; transformers through `generate` with `num_return_sequences`, prompts padded on
-the left, its cache on. Every run is a fresh process, the sides in turn, and makes three such calls after one of a few
-tokens that is not timed; loading is in none. `--prompts 32` samples from 32 prompts once each instead: then every
-prompt has to be read for one answer on both sides.
+A call answers 4 prompts 8 times each with exactly 64 tokens (end tokens are ignored on both sides), as a step of
+grpo_step does, whose prompts these are: ours through the rollout engine; transformers through `generate` with
+`num_return_sequences`, prompts padded on the left, its cache on. Every run is a fresh process, the sides in turn, and
+makes three such calls after one of a few tokens that is not timed; loading is in none. `--prompts 32` samples from 32
+prompts once each instead: then every prompt has to be read for one answer on both sides.
 
 The peer's own log-probs of what it drew in its first call are held against ours, uncached and in float32 and bf16: the
 means must agree to 1 %, so that both sample from one distribution. Ours must score what it drew alike, too.
@@ -24,9 +24,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import generate_prompts
+import grpo_rows
 import sft_rows
 import sides
+from grpo_task import PROMPTS_PER_STEP
 from rows import Bound, Row
 
 BOUNDS = {"generate_tokens": Bound(at_least=2.4), "generate_memory": Bound(at_most=1.1)}
@@ -43,7 +44,9 @@ def run(options: list[str]) -> list[Row]:
     chosen = parser.parse_args(options)
     with tempfile.TemporaryDirectory(prefix="finery-bench-") as folder:
         path = Path(folder) / "prompts.json"
-        path.write_text(json.dumps(generate_prompts.prompts(CALLS * chosen.prompts)))
+        grpo_rows.write(path, CALLS * chosen.prompts // PROMPTS_PER_STEP + 1)
+        rows = json.loads(path.read_text())[: CALLS * chosen.prompts]
+        path.write_text(json.dumps([row["prompt_ids"] for row in rows]))
         job = {
             "model": str(sft_rows.model()),
             "prompts": str(path),
