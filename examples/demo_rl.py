@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 from show import Finished, bill, console, discrepancies, finish, say
 
@@ -88,5 +89,5 @@ def samples(client: Finery, finished: Finished) -> Table:
     for step in sorted({1, finished.job.progress.step // 2, finished.job.progress.step}):
         for one in list(client.jobs.rollouts(finished.job, step=step))[::8]:
             reward = "-" if one.reward is None else f"{one.reward:.2f}"
-            table.add_row(str(step), one.item["word"], repr(one.text)[:70], reward)
+            table.add_row(str(step), one.item["word"], escape(repr(one.text)[:70]), reward)
     return table

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from finery import APIError, _calls
+from finery.errors import InvalidArgumentError
 from finery.types.files import File
 from finery.types.methods import LoraAdapter, SftHyperparameters, SftJobCreate
 
@@ -85,6 +86,14 @@ def test_what_json_cannot_say_is_refused_before_it_is_sent(number: float) -> Non
     call = _calls.create_job({"method": "sft", "hyperparameters": {"learning_rate": number}}, "k")
     with pytest.raises(ValueError, match=r": [^ ]*: expected a finite number"):
         call.body()
+
+
+def test_a_function_is_no_grader_and_the_error_says_what_is() -> None:
+    spec = {"type": "prompts", "file": "file_1", "grader": len}
+    with pytest.raises(InvalidArgumentError, match=r"found builtin_function.*finery\.graders\.python"):
+        _calls.create_environment({"spec": spec}, "k")
+    with pytest.raises(InvalidArgumentError, match="expected what JSON can hold, found object: <object"):
+        _calls.create_job({"method": "rl", "environment": {"config": {"x": object()}}}, "k")
 
 
 @pytest.mark.parametrize("id_", ["", ".", ".."])

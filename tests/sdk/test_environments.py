@@ -168,6 +168,7 @@ GRADED = [("4", 0), ("5", 3), ("6", 1), ("7", 2)]
         (ANSWERS, GRADED),
         (tuple(ANSWERS), GRADED),
         ([[3, "5"]], [("5", 3)]),
+        ((3, "5"), [("5", 3)]),
         (SampleAnswer(output_text="7", prompt=2), [("7", 2)]),
         ({"output_text": "6"}, [("6", 0)]),
     ],
@@ -180,7 +181,7 @@ async def test_answers_are_given_in_every_way(kind: Client, answers: Any, sent: 
     assert asked.prompts == 2
 
 
-@pytest.mark.parametrize("answers", [[7], (3, "5"), [("3", "5")], [None]])
+@pytest.mark.parametrize("answers", [[7], [3, 5], [("3", "5")], [None]])
 async def test_what_is_no_answer_is_refused_before_anything_is_sent(kind: Client, answers: Any) -> None:
     server = Server(run_json())
     with pytest.raises(InvalidArgumentError, match=r'expected an answer as a text, a pair such as \(3, "text"\)'):

@@ -113,6 +113,11 @@ def test_several_jobs_share_a_picture_under_their_names(tmp_path: Path) -> None:
     }, "a name is no formula"
 
 
+def test_steps_are_whole_numbers(tmp_path: Path) -> None:
+    few = [event(n, "metric", step=n, loss=100.0 * n) for n in range(1, 4)]
+    assert not {"0.5", "1.5", "2.5"}.intersection(drawn(tmp_path, (job(name="bot"), few)))
+
+
 async def test_a_client_draws_jobs_for_a_notebook_and_into_a_file(kind: Client, tmp_path: Path) -> None:
     history = [one.model_dump(mode="json") for one in HISTORY]
 

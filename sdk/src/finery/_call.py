@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import quote
 
 from pydantic import BaseModel
-from pydantic_core import to_jsonable_python
+from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from finery._multipart import Multipart
 from finery.data.strict_json import dotted, flaws
@@ -76,8 +76,14 @@ def _value(value: Any) -> Any:
         return [_value(item) for item in value]
     if isinstance(value, Decimal):
         return format(value, "f")  # 0.0000004, not 4E-7
-    # NaN stays a float here and is refused by `Call.body`, not turned into null.
-    return value if isinstance(value, float) else to_jsonable_python(value)
+    if isinstance(value, float):
+        return value  # NaN is refused by `Call.body`, not turned into null
+    try:
+        return to_jsonable_python(value)
+    except PydanticSerializationError:
+        hint = '; finery.graders.python("reward.py") sends a Python grader' if callable(value) else ""
+        kind = type(value).__name__
+        raise InvalidArgumentError(f"expected what JSON can hold, found {kind}: {value!r:.80}{hint}") from None
 
 
 def given(fields: Mapping[str, Any]) -> dict[str, Any]:

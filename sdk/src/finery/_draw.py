@@ -18,6 +18,7 @@ def draw(curves: Sequence[Curve], title: str) -> Any:
     """A figure with the panels reward, loss, accuracy and learning rate, as far as the curves have them."""
     try:
         from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
     except ImportError as error:
         raise ImportError('drawing needs matplotlib; run: pip install "finery[plot]"') from error
     panels = _panels(curves)
@@ -35,6 +36,7 @@ def draw(curves: Sequence[Curve], title: str) -> Any:
             axes.legend(frameon=False)
     grid[0, 0].set_title(_literal(title), loc="left", fontsize=11, fontweight="bold")
     grid[-1, 0].set(xlabel="step")
+    grid[-1, 0].xaxis.set_major_locator(MaxNLocator(integer=True))
     return figure
 
 

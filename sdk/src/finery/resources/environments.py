@@ -168,8 +168,10 @@ def _body(
 
 
 def _answers(answers: Iterable[Answer] | Answer | None) -> list[Any]:
-    several = [answers] if isinstance(answers, (str, Mapping, SampleAnswer)) else answers or ()
-    return [_answer(one) for one in several]
+    match answers:
+        case str() | Mapping() | SampleAnswer() | (int(), str()):
+            return [_answer(answers)]
+    return [_answer(one) for one in answers or ()]
 
 
 def _answer(answer: Any) -> Any:
