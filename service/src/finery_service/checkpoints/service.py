@@ -29,7 +29,7 @@ async def list_page(
     """Oldest first, of one job or of all. Raises 404 for an unknown job."""
     where = [CheckpointRow.tenant_id == tenant_id]
     if job_id is not None:
-        await jobs.require(session, tenant_id, job_id)
+        await jobs.require_state(session, tenant_id, job_id)
         where.append(CheckpointRow.job_id == job_id)
     filters = [col(CheckpointRow.deleted_at).is_(None)]
     rows, has_more = await page_of(

@@ -72,6 +72,10 @@ async def get(session: AsyncSession, tenant_id: str, job_id: str, *, lock: bool 
     return (await session.exec(statement)).one_or_none()
 
 
+async def state(session: AsyncSession, tenant_id: str, job_id: str) -> str | None:
+    return (await session.exec(select(JobRow.state).where(*jobs_of(tenant_id), JobRow.id == job_id))).one_or_none()
+
+
 async def facts(session: AsyncSession, job_ids: Sequence[str]) -> dict[str, Facts]:
     rows: Any = await session.execute(_FACTS, {"jobs": list(job_ids)})
     return {row[0]: Facts._make(row) for row in rows}

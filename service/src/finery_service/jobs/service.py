@@ -91,14 +91,14 @@ async def event_page(session: AsyncSession, tenant_id: str, job_id: str, *, afte
     return Page(data=events, has_more=len(rows) > limit, last_id=last_id)
 
 
-async def check_cursor(session: AsyncSession, tenant_id: str, job_id: str, after: int) -> JobRow:
-    """The job, if `after` is 0 or the `seq` of one of its events."""
-    row = await require(session, tenant_id, job_id)
+async def check_cursor(session: AsyncSession, tenant_id: str, job_id: str, after: int) -> str:
+    """The job's state, if `after` is 0 or the `seq` of one of its events."""
+    state = await require_state(session, tenant_id, job_id)
     head = await queries.head(session, job_id)
     if after > head:
         message = f"Expected the seq of an event of this job, at most {head}, found {after}; start again from there."
         raise ServiceError(400, "invalid_cursor", message, param="after", details=[{"last_seq": head}])
-    return row
+    return state
 
 
 async def require(session: AsyncSession, tenant_id: str, job_id: str, *, lock: bool = False) -> JobRow:
@@ -108,6 +108,14 @@ async def require(session: AsyncSession, tenant_id: str, job_id: str, *, lock: b
     if row is None:
         raise not_found("job", job_id)
     return row
+
+
+async def require_state(session: AsyncSession, tenant_id: str, job_id: str) -> str:
+    """As `require`, for whoever does not look at the row: an environment in it may be a megabyte."""
+    state = await queries.state(session, tenant_id, job_id) if is_id(job_id) else None
+    if state is None:
+        raise not_found("job", job_id)
+    return state
 
 
 def _conflict(code: str, message: str, row: JobRow) -> ServiceError:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
 from fastapi import Request
 from fastapi.responses import StreamingResponse
@@ -19,7 +20,6 @@ from finery_service.errors import ServiceError
 from finery_service.http.context import Services
 from finery_service.jobs import queries
 from finery_service.jobs.service import check_cursor
-from finery_service.jobs.tables import JobRow
 from finery_service.keys import store as keys
 
 MEDIA_TYPE = "text/event-stream"
@@ -57,10 +57,22 @@ def encode(record: EventRecord) -> Frame:
 async def open_stream(services: Services, member: Member, job_id: str, after: int) -> StreamingResponse:
     """Everything that may be refused is refused here, before the 200."""
     async with transaction(services.app_engine, member.tenant_id) as session:
-        job = await check_cursor(session, member.tenant_id, job_id, after)
+        state = await check_cursor(session, member.tenant_id, job_id, after)
         head = await queries.head(session, job_id)
     admitted = Admitted(services, member)
-    return StreamingResponse(_frames(services, job, head, after, admitted), media_type=MEDIA_TYPE, headers=_HEADERS)
+    watched = _Watched(member.tenant_id, job_id, head, ended=state in TERMINAL)
+    return StreamingResponse(_frames(services, watched, after, admitted), media_type=MEDIA_TYPE, headers=_HEADERS)
+
+
+@dataclass(frozen=True)
+class _Watched:
+    """A job when its stream was opened: no more of it, as there may be thousands of streams."""
+
+    tenant_id: str
+    id: str
+    head: int
+    """`seq` of its last event."""
+    ended: bool
 
 
 class Admitted:
@@ -82,9 +94,9 @@ class Admitted:
             return True  # a database that is away revokes nothing
 
 
-async def _frames(services: Services, job: JobRow, head: int, cursor: int, admitted: Admitted) -> AsyncIterator[bytes]:
-    ended = job.state in TERMINAL
-    with services.feeds.reading(job.id, head) as feed, services.metrics.streams.track_inprogress():
+async def _frames(services: Services, job: _Watched, cursor: int, admitted: Admitted) -> AsyncIterator[bytes]:
+    ended = job.ended
+    with services.feeds.reading(job.id, job.head) as feed, services.metrics.streams.track_inprogress():
         yield _HELLO
         while not services.feeds.closed and await admitted.still():
             changed = feed.changed
@@ -102,7 +114,7 @@ async def _frames(services: Services, job: JobRow, head: int, cursor: int, admit
                 yield _HEARTBEAT
 
 
-async def _read(services: Services, job: JobRow, cursor: int) -> list[Frame]:
+async def _read(services: Services, job: _Watched, cursor: int) -> list[Frame]:
     async with transaction(services.app_engine, job.tenant_id) as session:
         rows = await queries.events_after(session, job.tenant_id, job.id, cursor, _PAGE)
     return [encode(EventRecord(row.job_id, row.seq, row.type, row.data, row.created_at)) for row in rows]

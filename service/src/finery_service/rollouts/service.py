@@ -39,7 +39,7 @@ async def files(
 
     Raises 404 for the job, 400 for an `after` that is no rollout of this list.
     """
-    await jobs.require(session, tenant_id, job_id)
+    await jobs.require_state(session, tenant_id, job_id)
     place = None if after is None else _place(after)
     # Every one of them holds at least one rollout, and one more than the page tells whether there is more.
     found = await rows.files(session, tenant_id, job_id, step=step, kind=kind, start=place, limit=limit + 2)

@@ -33,7 +33,7 @@ async def usage_page(
 ) -> Page[UsageRow]:
     """One row per group in [start, end), all on one page. Raises 404 for an unknown job, 400 for too many groups."""
     if job_id is not None:
-        await jobs.require(session, tenant_id, job_id)
+        await jobs.require_state(session, tenant_id, job_id)
     if start is not None and end is not None and start > end:
         message = "start: expected a time before end, found a later one; swap them."
         raise ServiceError(400, "invalid_value", message, param="start")
