@@ -67,13 +67,13 @@ async def test_pages_of_long_environments_end_early_and_lose_nothing(wide_api: A
     assert len(await pages(door, path, 100)) == 2, "six of a megabyte, four or five on the first page"
 
 
-async def test_an_environment_is_read_only_by_who_shows_it(wide_api: Api) -> None:
+async def test_an_environment_is_read_only_by_who_shows_it(wide_api: Api, app_engine: AsyncEngine) -> None:
     """Clients ask for events again and again, and streams live for days."""
     door = await wide_api.tenant()
     job = {"method": "rl", "model": "smollm2-135m-instruct", "environment": GYM}
     path = f"/v1/jobs/{(await door.post('/v1/jobs', job)).json()['id']}"
     asked: list[str] = []
-    event.listen(wide_api.app_engine.sync_engine, "before_cursor_execute", lambda *call: asked.append(call[2]))
+    event.listen(app_engine.sync_engine, "before_cursor_execute", lambda *call: asked.append(call[2]))
     for part in ("/events", "/rollouts"):
         assert (await door.get(f"{path}{part}")).status_code == 200
     assert [statement for statement in asked if "environment" in statement] == []
