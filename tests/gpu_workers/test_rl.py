@@ -75,8 +75,9 @@ def test_what_is_billed_is_what_was_sampled_and_trained(make_job: MakeJob) -> No
         assert found["rollout.prefill_cached"] == 3 * sum(prompts.values())
         assert found["rollout.generated"] == sum(len(row["tokens"]) for row in rows)
         assert found.get("train.rl", 0) == sum(len(row["tokens"]) for row in rows if row["trained"])
+        # Equal groups are trained like others where another one has something to say.
+        assert {row["trained"] for row in rows} == {any(row["advantage"] for row in rows)}
         for row in rows:
-            assert row["trained"] == (row["advantage"] is not None)
             assert len(row["tokens"]) == len(row["log_probs"]) == len(row["versions"])
             ended_by_token = row["tokens"][-1] in (IM_END, EOS)
             assert row["finish"] == ("stop" if ended_by_token else "length")
@@ -94,8 +95,10 @@ def test_sampler_and_learner_agree_but_for_rounding_at_any_temperature(make_job:
     assert means == pytest.approx([1.0] * len(means), abs=1e-5)
 
 
-def test_a_constant_reward_leaves_the_weights_as_they_are_and_says_so(make_job: MakeJob) -> None:
-    control = trained(rl_job(make_job, CONSTANT, checkpoint_every=1, weight_decay=0.1))
+@pytest.mark.parametrize("kl_coefficient", [0.0, 0.1])
+def test_a_constant_reward_leaves_the_weights_as_they_are_and_says_so(make_job: MakeJob, kl_coefficient: float) -> None:
+    options: dict[str, Any] = {"checkpoint_every": 1, "weight_decay": 0.1, "kl_coefficient": kl_coefficient}
+    control = trained(rl_job(make_job, CONSTANT, **options))
     assert ended(control) == JobReason.COMPLETED
     numbers = [load_file(control.store / one.prefix / "adapter_model.safetensors") for one in control.checkpoints]
     assert len(numbers) == 3
@@ -104,10 +107,9 @@ def test_a_constant_reward_leaves_the_weights_as_they_are_and_says_so(make_job: 
         assert not value.any() or "lora_B" not in name  # as it began
     assert all(step.metrics["zero_variance_groups"] == 2 and step.metrics["updates"] == 0 for step in control.steps)
     assert all(step.metrics["loss"] == step.metrics["grad_norm"] == 0 for step in control.steps)
-    for step in (1, 2, 3):  # computed and billed, as the algorithm has it: `dynamic_sampling` leaves such groups out
-        rows = control.rollouts(step)
-        assert all(row["advantage"] == 0 and row["trained"] for row in rows)
-        assert usage(control, step)["train.rl"] == sum(len(row["tokens"]) for row in rows)
+    for step in (1, 2, 3):
+        assert all(row["advantage"] == 0 and not row["trained"] for row in control.rollouts(step))
+        assert "train.rl" not in usage(control, step)
     (warning,) = notices(control, "nothing_trained")
     assert "3" in warning["message"]
 

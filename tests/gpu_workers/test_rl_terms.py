@@ -51,19 +51,14 @@ def test_long_answers_lose_some_of_their_reward() -> None:
     assert [one.advantage for one in rollouts] == pytest.approx([-0.707107, 0.707107, None], abs=1e-6)
 
 
-def test_without_an_advantage_nothing_pulls_unless_a_divergence_does() -> None:
+@pytest.mark.parametrize("divergence", [False, True])
+def test_without_an_advantage_nothing_pulls_unless_a_divergence_does(divergence: bool) -> None:
     silent = compared([rollout(0, n, 1.0) for n in range(2)], hyper())
     mixed = compared([*silent, *(rollout(1, n, float(n)) for n in range(2))], hyper())
-    reward = hyper(kl_coefficient=0.1, kl_placement="reward")
-    for rollouts, settings, pulls in (
-        (silent, hyper(), False),
-        (mixed, hyper(), True),
-        (silent, hyper(kl_coefficient=0.1), True),
-        (silent, reward, False),
-    ):
-        (update,) = update_terms(rollouts, settings)
-        assert update.pulls == pulls
-        assert len(update.members) == update.counts.sequences == len(rollouts), "all are counted and computed"
+    for rollouts, pulls in ((silent, divergence), (mixed, True), ([], False)):
+        (update,) = update_terms(rollouts, hyper())
+        assert update.pulls(divergence=divergence) == pulls
+        assert len(update.members) == update.counts.sequences == len(rollouts), "all are counted"
 
 
 def test_groups_are_split_over_updates_with_counts_of_their_own() -> None:

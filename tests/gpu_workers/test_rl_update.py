@@ -144,12 +144,23 @@ def test_c05_a_divergence_still_pulls_where_rewards_are_equal(learner: Learner) 
     with torch.no_grad():
         learner._parameters.values.add_(0.05 * torch.randn(learner._parameters.values.shape, generator=seeded()))
     learner._tied_to.refresh()
+    learner._optimizer.steps = 1  # as if that had been a step
     apart = run(learner, settings, rollouts).sums.means(reference=True)["kl"]
     assert apart > 1e-4
     for _ in range(30):
         closer = run(learner, settings, rollouts).sums.means(reference=True)["kl"]
     assert closer < apart / 2
     assert run(learner, hyper(), rollouts).updates == 0
+
+
+def test_at_the_reference_a_divergence_alone_takes_no_step(learner: Learner) -> None:
+    """Its gradient is 0 there, and the optimizer would only count it, and decay weights."""
+    before = learner._parameters.values.clone()
+    rollouts = graded([[1.0, 1.0], [0.0, 0.0]])
+    updated = run(learner, hyper(kl_coefficient=0.5, weight_decay=0.5), rollouts)
+    assert (updated.updates, learner.version, updated.sums.tokens) == (0, 0, 0)
+    assert torch.equal(learner._parameters.values, before)
+    assert not any(one.trained for one in rollouts)
 
 
 def test_at_the_reference_there_is_no_divergence(learner: Learner) -> None:
@@ -186,7 +197,8 @@ def test_no_reference_is_computed_without_a_coefficient(learner: Learner) -> Non
         assert "kl" not in run(learner, hyper(), graded([[1.0, 0.0]])).sums.means(reference=False)
 
 
-def test_with_several_updates_the_old_policy_is_the_one_before_the_first(learner: Learner) -> None:
+@pytest.mark.parametrize("micro", [1, 15, 1000])
+def test_with_several_updates_the_old_policy_is_the_one_before_the_first(learner: Learner, micro: int) -> None:
     """The first update's ratios are exactly 1; the second's are not, as the policy has moved."""
     ratios: list[Tensor] = []
     terms = policy.policy_terms
@@ -196,12 +208,13 @@ def test_with_several_updates_the_old_policy_is_the_one_before_the_first(learner
         ratios.append(found.ratios)
         return found
 
-    settings = hyper(prompts_per_step=2, updates_per_step=2)
+    settings = hyper(prompts_per_step=4, updates_per_step=2)
     with mock.patch.object(rl_update, "policy_terms", spying):
-        updated = Updater(learner, settings, 1000).run(graded([[1.0, 0.0], [1.0, 0.0]]), lambda _: 0.05)
+        updated = Updater(learner, settings, micro).run(graded([[1.0, 0.0, 0.5]] * 4), lambda _: 0.05)
     assert updated.updates == learner.version == 2
-    assert torch.equal(ratios[0], torch.ones(6))
-    assert float((ratios[1] - 1).abs().max()) > 1e-3
+    found = torch.cat(ratios)
+    assert torch.equal(found[:18], torch.ones(18))
+    assert float((found[18:] - 1).abs().max()) > 1e-3
 
 
 def test_importance_weights_scale_what_the_sampler_made_too_likely(learner: Learner) -> None:

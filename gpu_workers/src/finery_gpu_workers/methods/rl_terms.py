@@ -1,8 +1,9 @@
 """From graded rollouts to what an update trains: shaped rewards, advantages, and who has a part in the loss.
 
 The members of an update are the rollouts that were compared (and not masked for their length): numerator and
-denominator are theirs alone, and all of them are computed and billed. One without an advantage has a loss and a
-gradient of 0, unless a divergence pulls at it; `dynamic_sampling` leaves such groups out before they come here.
+denominator are theirs alone. One without an advantage has a loss and a gradient of 0, unless a divergence pulls at it;
+it is computed and billed where others of the update have a gradient. `dynamic_sampling` leaves such groups out before
+they come here.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ class UpdateTerms:
     """Of its members."""
     members: tuple[Rollout, ...]
     """Group by group."""
-    pulls: bool
-    """One of them has a gradient; without, there is nothing for the optimizer to do."""
+
+    def pulls(self, *, divergence: bool) -> bool:
+        """One of them has a gradient, by its advantage or by a `divergence`; without, there is nothing to train."""
+        return any(one.advantage or divergence for one in self.members)
 
 
 def says_something(group: Sequence[Rollout]) -> bool:
@@ -76,14 +79,13 @@ def is_member(one: Rollout, hyper: RlHyperparameters) -> bool:
 def update_terms(rollouts: Sequence[Rollout], hyper: RlHyperparameters) -> list[UpdateTerms]:
     """The step's groups over its updates, in order."""
     groups, each = by_group(rollouts), hyper.prompts_per_step // hyper.updates_per_step
-    pulled = hyper.kl_coefficient > 0 and hyper.kl_placement == "loss"
     updates = []
     for number in range(hyper.updates_per_step):
         members = [
             one for group in groups[number * each : (number + 1) * each] for one in group if is_member(one, hyper)
         ]
         counts = Counts(len(members), sum(len(one.tokens) for one in members), hyper.max_new_tokens)
-        updates.append(UpdateTerms(counts, tuple(members), pulled or any(one.advantage for one in members)))
+        updates.append(UpdateTerms(counts, tuple(members)))
     return updates
 
 

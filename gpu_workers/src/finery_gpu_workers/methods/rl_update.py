@@ -61,8 +61,6 @@ class Updated:
     """Of the last one, before clipping."""
     finite: bool = True
     sums: Sums = field(default_factory=Sums)
-    computed_tokens: int = 0
-    """That went through the learner, prompts included."""
 
 
 @dataclass
@@ -86,18 +84,34 @@ class Updater:
             self._charge([one for one in rollouts if one.reward is not None])
         compare(rollouts, self.hyper)
         plan, done = update_terms(rollouts, self.hyper), Updated()
-        members = [one for update in plan for one in update.members]
-        old = self._log_probs(members) if self.hyper.updates_per_step > 1 else {}
-        reference = self._reference(members) if self.uses_reference and self.hyper.kl_placement == "loss" else {}
+        if not any(self._pulls(update) for update in plan):
+            return done
+        old, reference = self._fixed(plan)
         for number, update in enumerate(plan):
-            if update.members:
+            if self._pulls(update):
                 self._update(update, old, reference, learning_rate(number), done)
             if not done.finite:
                 break
         done.loss /= max(1, done.updates)
         if self.uses_reference and self.hyper.kl_placement == "reward":
-            done.sums.kl = sum(-one.parts["kl"] / self.hyper.kl_coefficient for one in members)
+            trained = [one for update in plan for one in update.members if one.trained]
+            done.sums.kl = sum(-one.parts["kl"] / self.hyper.kl_coefficient for one in trained)
         return done
+
+    def _pulls(self, update: UpdateTerms) -> bool:
+        """Before the first optimizer step the policy is the reference, whose divergence from itself has no gradient."""
+        in_loss = self.uses_reference and self.hyper.kl_placement == "loss"
+        return update.pulls(divergence=in_loss and self.learner.version > 0)
+
+    def _fixed(self, plan: Sequence[UpdateTerms]) -> tuple[dict[Key, Tensor], dict[Key, Tensor]]:
+        """What no update of a step moves: log-probs of the policy before the first one, and of the reference.
+
+        Each update has the micro-batches that it will have: so the first one's ratios are 1 to the last bit.
+        """
+        members = [update.members for update in plan]
+        old = self._log_probs(*members) if self.hyper.updates_per_step > 1 else {}
+        reference = self._reference(*members) if self.uses_reference and self.hyper.kl_placement == "loss" else {}
+        return old, reference
 
     def _update(
         self, update: UpdateTerms, old: dict[Key, Tensor], reference: dict[Key, Tensor], rate: float, done: Updated
@@ -106,20 +120,14 @@ class Updater:
         for micro in micro_batches(update.members, self.micro_batch_tokens):
             batch, loss = packed(micro), _Loss(self.hyper, update.counts, micro, old, reference, done.sums)
             with self.in_learner():
-                if update.pulls:
-                    self.learner.forward_backward_with(batch, loss, self.hyper.temperature)
-                else:
-                    loss(self.learner.log_probs(batch, self.hyper.temperature))
+                self.learner.forward_backward_with(batch, loss, self.hyper.temperature)
             done.loss += loss.value
-            done.finite &= math.isfinite(loss.value)
-            done.computed_tokens += len(batch.tokens)
         if (found := done.sums.tokens - before) != wanted:
             raise RuntimeError(f"trained tokens of an update: expected {wanted}, found {found}")
-        if update.pulls:
-            with self.in_learner():
-                stats = self.learner.optim_step(rate)
-            done.updates += 1
-            done.grad_norm, done.finite = stats.grad_norm, stats.finite
+        with self.in_learner():
+            stats = self.learner.optim_step(rate)
+        done.updates += 1
+        done.grad_norm, done.finite = stats.grad_norm, stats.finite
         for one in update.members:
             one.trained = done.finite
 
@@ -131,21 +139,21 @@ class Updater:
             (found,) = kl_reward(policy[key], reference[key], self.hyper.kl_estimator, lengths)
             one.parts["kl"] = -self.hyper.kl_coefficient * found
 
-    def _reference(self, rollouts: Sequence[Rollout]) -> dict[Key, Tensor]:
-        if not rollouts:
+    def _reference(self, *updates: Sequence[Rollout]) -> dict[Key, Tensor]:
+        if not any(updates):
             return {}
         with self.learner.reference():
-            return self._log_probs(rollouts)
+            return self._log_probs(*updates)
 
-    def _log_probs(self, rollouts: Sequence[Rollout]) -> dict[Key, Tensor]:
-        """Of every rollout's tokens, in micro-batches as updates have them."""
+    def _log_probs(self, *updates: Sequence[Rollout]) -> dict[Key, Tensor]:
+        """Of every rollout's tokens, in the micro-batches that these updates have."""
         found: list[Tensor] = []
-        for micro in micro_batches(rollouts, self.micro_batch_tokens):
+        for micro in (micro for rollouts in updates for micro in micro_batches(rollouts, self.micro_batch_tokens)):
             batch = packed(micro)
             with self.in_learner():
                 whole = self.learner.log_probs(batch, self.hyper.temperature)
             found += whole.split([len(one.tokens) for one in micro])
-        keys = [(one.group, one.sample) for one in rollouts]
+        keys = [(one.group, one.sample) for rollouts in updates for one in rollouts]
         check_joined(keys, log_probs=found)
         return dict(zip(keys, found, strict=True))
 
