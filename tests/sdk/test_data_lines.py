@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -65,3 +66,17 @@ def test_the_hint_names_the_usual_mistake(line: bytes, hint: str) -> None:
     found = lines.LineReader().read(line)
     assert isinstance(found, Problem)
     assert (found.hint or "").startswith(hint)
+
+
+def test_lines_are_counted_one_after_the_other(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "rows", b"\xef\xbb\xbf \r\n", *[b'{"text": "%s"}\n' % (b"x" * 1000)] * 10_000, b"\t\n", b"{}"
+    )
+    tracemalloc.start()
+    try:
+        counted = lines.count(path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert counted == sum(1 for _ in lines.rows(path)) == 10_001
+    assert peak < 2**20, f"a file of {path.stat().st_size} bytes took {peak}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -71,4 +72,5 @@ def count(path: Path) -> int:
     """Lines that are not blank, which `rows` yields."""
     with path.open("rb") as file:
         first = file.readline().removeprefix(MARK)
-        return sum(1 for line in (first, *file) if line.removesuffix(b"\n").strip(_SPACE))
+        lines = itertools.chain((first,), file)  # one after the other: files may be larger than memory
+        return sum(1 for line in lines if line.removesuffix(b"\n").strip(_SPACE))
