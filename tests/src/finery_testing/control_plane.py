@@ -23,18 +23,13 @@ from finery.types.errors import ErrorDetail
 from finery.types.methods import JobCreate, RlJobCreate
 from finery_protos.v1 import worker_pb2 as pb
 from finery_protos.v1.worker_pb2_grpc import WorkersServicer, add_WorkersServicer_to_server
+from finery_testing.stored import Refused, check_checkpoint, check_rollouts, must
 
 TENANT, JOB = "ten_test", "job_test"
 Q = TypeVar("Q")
 A = TypeVar("A")
 Hook = Callable[[str, Any], grpc.StatusCode | None]
 """(name of the call, request) before it is handled; a status refuses it."""
-
-
-class _Refused(Exception):  # noqa: N818 - an answer, not an accident
-    def __init__(self, code: grpc.StatusCode, message: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 @dataclass
@@ -169,7 +164,7 @@ class FakeControlPlane(WorkersServicer):
                 self.calls.append(name)
                 self._check_identity(request, dict(context.invocation_metadata() or ()))
                 return handler(request)
-        except _Refused as refused:
+        except Refused as refused:
             if refused.code is not grpc.StatusCode.ABORTED:
                 self.refused.append(f"{name}: {refused}")
             context.abort(refused.code, str(refused))
@@ -177,9 +172,9 @@ class FakeControlPlane(WorkersServicer):
 
     def _check_identity(self, request: Any, metadata: dict[str, Any]) -> None:
         if metadata.get("authorization") != f"Bearer token-{request.fence}":
-            raise _Refused(grpc.StatusCode.UNAUTHENTICATED, "wrong token")
+            raise Refused(grpc.StatusCode.UNAUTHENTICATED, "wrong token")
         if not self.live or request.fence != self.fence or request.attempt_id != self._attempt_id:
-            raise _Refused(grpc.StatusCode.ABORTED, "fenced")
+            raise Refused(grpc.StatusCode.ABORTED, "fenced")
 
     def _begin(self, request: pb.BeginRequest) -> pb.Assignment:
         assignment = pb.Assignment(
@@ -217,18 +212,18 @@ class FakeControlPlane(WorkersServicer):
         return assignment
 
     def _report_prepared(self, request: pb.ReportPreparedRequest) -> pb.Orders:
-        self._must(self.kind == pb.ATTEMPT_KIND_PREPARE, "not a prepare attempt")
-        self._must(request.prepared_prefix.startswith(self._output_prefix), "prepared_prefix is not the attempt's")
+        must(self.kind == pb.ATTEMPT_KIND_PREPARE, "not a prepare attempt")
+        must(request.prepared_prefix.startswith(self._output_prefix), "prepared_prefix is not the attempt's")
         self.prepared, self.live = request, False
         return self._orders()
 
     def _report_preview(self, request: pb.ReportPreviewRequest) -> pb.Orders:
-        self._must(self.kind == pb.ATTEMPT_KIND_PREPARE and bool(self.preview_json), "not asked for a preview")
+        must(self.kind == pb.ATTEMPT_KIND_PREPARE and bool(self.preview_json), "not asked for a preview")
         self.previewed, self.live = request, False
         return self._orders()
 
     def _report_run(self, request: pb.ReportEnvironmentRunRequest) -> pb.Orders:
-        self._must(self.kind == pb.ATTEMPT_KIND_PREPARE and bool(self.run_json), "not asked for a run")
+        must(self.kind == pb.ATTEMPT_KIND_PREPARE and bool(self.run_json), "not asked for a run")
         self.graded, self.live = request, False
         return self._orders()
 
@@ -242,54 +237,38 @@ class FakeControlPlane(WorkersServicer):
         for step in request.steps:
             if step.step <= self.step and step.step > 0:
                 continue
-            self._must(step.step in (self.step + 1, 0), f"expected step {self.step + 1}, found {step.step}")
-            self._must(step.step <= self.granted, f"step {step.step}: granted through {self.granted}")
-            self._must(all(usage.unit.endswith(f":{step.step}") for usage in step.usage), "a unit of another step")
-            for name in ("rollouts", "evaluation_rollouts"):
-                if step.HasField(name):
-                    self._check_rollouts(getattr(step, name))
+            must(step.step in (self.step + 1, 0), f"expected step {self.step + 1}, found {step.step}")
+            must(step.step <= self.granted, f"step {step.step}: granted through {self.granted}")
+            must(all(usage.unit.endswith(f":{step.step}") for usage in step.usage), "a unit of another step")
+            check_rollouts(self.store, self._output_prefix, step)
             self.steps.append(step)
             self.step = step.step
         return self._orders()
 
-    def _check_rollouts(self, file: pb.RolloutFile) -> None:
-        self._must(file.key.startswith(self._output_prefix), f"{file.key} is not the attempt's")
-        path = self.store / file.key
-        self._must(path.is_file(), f"{file.key} is not in the store")
-        content = path.read_bytes()
-        self._must(hashlib.sha256(content).hexdigest() == file.sha256, f"sha256 of {file.key}")
-        self._must(len(content) == file.bytes and content.count(b"\n") == file.count, f"size of {file.key}")
-
     def _publish(self, request: pb.PublishCheckpointRequest) -> pb.PublishCheckpointResponse:
         assert self.prepared is not None
-        self._must(1 <= request.step <= self.step, f"committed through {self.step}, found {request.step}")
+        must(1 <= request.step <= self.step, f"committed through {self.step}, found {request.step}")
         hyper = self.spec.hyperparameters
         early = hyper.early_stopping_patience is not None or getattr(hyper, "target_reward", None) is not None
         early = early and request.step == self.step
         last = request.step == self.prepared.total_steps
-        self._must(request.final or not last, "the last step's checkpoint is not final")
-        self._must(last or early or not request.final, "final only at the last step, or where the job stops early")
-        self._must(request.kind == ("full" if self.spec.adapter.type == "full" else "adapter"), f"kind {request.kind}")
-        self._must(not request.HasField("validation_loss") or math.isfinite(request.validation_loss), "loss not finite")
-        self._must(not self.checkpoints or request.step > self.checkpoints[-1].step, "a checkpoint twice")
-        for file in request.files:
-            content = self._object(request.prefix, file.path)
-            self._must(hashlib.sha256(content).hexdigest() == file.sha256, f"sha256 of {file.path}")
-            self._must(len(content) == file.bytes, f"size of {file.path}")
-        index = self._object(request.resume_prefix, "index.json")
-        self._must(hashlib.sha256(index).hexdigest() == request.resume_sha256, "sha256 of the resume index")
-        json.loads(request.manifest_json, parse_constant=lambda name: self._must(False, f"{name} in the manifest"))
+        must(request.final or not last, "the last step's checkpoint is not final")
+        must(last or early or not request.final, "final only at the last step, or where the job stops early")
+        must(request.kind == ("full" if self.spec.adapter.type == "full" else "adapter"), f"kind {request.kind}")
+        must(not request.HasField("validation_loss") or math.isfinite(request.validation_loss), "loss not finite")
+        must(not self.checkpoints or request.step > self.checkpoints[-1].step, "a checkpoint twice")
+        check_checkpoint(self.store, self._output_prefix, request)
         self.checkpoints.append(request)
         return pb.PublishCheckpointResponse(checkpoint_id=f"ckpt_{request.step}", orders=self._orders())
 
     def _finish(self, request: pb.FinishRequest) -> pb.FinishResponse:
         if request.reason == "completed":
             assert self.prepared is not None
-            self._must(self.step == self.prepared.total_steps, "completed before the last step")
+            must(self.step == self.prepared.total_steps, "completed before the last step")
         if request.reason in ("completed", "stopped_early"):
             final = bool(self.checkpoints) and self.checkpoints[-1].final and self.checkpoints[-1].step == self.step
-            self._must(final, f"{request.reason} without a final checkpoint of the last step")
-        self._must(len(request.error_json) <= 16_384, "error_json is too long")
+            must(final, f"{request.reason} without a final checkpoint of the last step")
+        must(len(request.error_json) <= 16_384, "error_json is too long")
         error = ErrorDetail.model_validate_json(request.error_json) if request.error_json else None
         self.finished, self.live = Finished(request.reason, error), False
         return pb.FinishResponse()
@@ -305,14 +284,3 @@ class FakeControlPlane(WorkersServicer):
         message = next(one for one in reversed(self.steps) if one.step == step)
         file = message.evaluation_rollouts if evaluation else message.rollouts
         return [json.loads(line) for line in (self.store / file.key).read_text().splitlines()]
-
-    def _object(self, prefix: str, path: str) -> bytes:
-        self._must(prefix.startswith(self._output_prefix), f"{prefix} is not the attempt's")
-        file = self.store / prefix / path
-        self._must(file.is_file(), f"{path} is not in the store")
-        return file.read_bytes()
-
-    def _must(self, condition: bool, message: str) -> None:
-        if not condition:
-            raise _Refused(grpc.StatusCode.FAILED_PRECONDITION, message)
-        return
