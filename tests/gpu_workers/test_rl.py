@@ -95,17 +95,18 @@ def test_sampler_and_learner_agree_but_for_rounding_at_any_temperature(make_job:
     assert means == pytest.approx([1.0] * len(means), abs=1e-5)
 
 
-@pytest.mark.parametrize("kl_coefficient", [0.0, 0.1])
-def test_a_constant_reward_leaves_the_weights_as_they_are_and_says_so(make_job: MakeJob, kl_coefficient: float) -> None:
-    options: dict[str, Any] = {"checkpoint_every": 1, "weight_decay": 0.1, "kl_coefficient": kl_coefficient}
-    control = trained(rl_job(make_job, CONSTANT, **options))
+@pytest.mark.parametrize("options", [{}, {"kl_coefficient": 0.1}, {"dynamic_sampling": True}], ids=str)
+def test_a_constant_reward_leaves_the_weights_as_they_are_and_says_so(make_job: MakeJob, options: Any) -> None:
+    control = trained(rl_job(make_job, CONSTANT, checkpoint_every=1, weight_decay=0.1, **options))
     assert ended(control) == JobReason.COMPLETED
     numbers = [load_file(control.store / one.prefix / "adapter_model.safetensors") for one in control.checkpoints]
     assert len(numbers) == 3
     for name, value in numbers[0].items():
         assert value.equal(numbers[2][name])
         assert not value.any() or "lora_B" not in name  # as it began
-    assert all(step.metrics["zero_variance_groups"] == 2 and step.metrics["updates"] == 0 for step in control.steps)
+    groups = 8 if "dynamic_sampling" in options else 2
+    assert all(step.metrics["zero_variance_groups"] == step.metrics["groups"] == groups for step in control.steps)
+    assert all(step.metrics["updates"] == step.metrics["kept_groups"] == 0 for step in control.steps)
     assert all(step.metrics["loss"] == step.metrics["grad_norm"] == 0 for step in control.steps)
     for step in (1, 2, 3):
         assert all(row["advantage"] == 0 and not row["trained"] for row in control.rollouts(step))

@@ -14,8 +14,10 @@ from finery.types.environments import PromptsEnvironment, ReasoningGymEnvironmen
 from finery_gpu_workers.environments.types import Grade
 from finery_gpu_workers.methods import rollout_files
 from finery_gpu_workers.methods.rl_plan import RlPlan
-from finery_gpu_workers.methods.rl_sample import Sampled, sample_step
+from finery_gpu_workers.methods.rl_report import step_metrics
+from finery_gpu_workers.methods.rl_sample import Sampled, enough_graded, sample_step
 from finery_gpu_workers.methods.rl_sampling import Asked, Collected, Collector, Deadlines, grade_seconds
+from finery_gpu_workers.methods.rl_update import Updated
 from finery_gpu_workers.rollout.types import Sampling
 
 from .rl_jobs import CONSTANT, PROMPTS_FILE, Scripted, hyper, prompt, python_grader, rollout, text_of
@@ -180,6 +182,8 @@ def test_c04_of_three_groups_one_is_kept() -> None:
     assert len(found.rollouts) == 6
     dropped = [one for one in found.rollouts if one.prompt.place != 1]
     assert [(one.advantage, one.trained) for one in dropped] == [(0.0, False)] * 4
+    metrics = step_metrics(found, Updated(), reference=False)
+    assert (metrics["groups"], metrics["zero_variance_groups"], metrics["kept_groups"]) == (3, 2, 1)
 
 
 def test_c04_further_prompts_replace_groups_that_say_nothing() -> None:
@@ -210,4 +214,11 @@ def test_a_step_whose_graders_fail_asks_for_no_more() -> None:
     scripted = Scripted({(p, s): None for p in range(8) for s in range(2)})
     found = one_step(scripted, 8, dynamic_sampling=True)
     assert len(found.rollouts) == 4
-    assert found.graded == 0
+    assert not enough_graded(found.rollouts, hyper())
+
+
+@pytest.mark.parametrize(("min_graded", "enough"), [(0.55, True), (0.550001, False), (1.0, False)])
+def test_what_is_enough_is_the_same_for_steps_and_evaluations(min_graded: float, enough: bool) -> None:
+    """11 of 20 are 0.55, though 0.55 × 20 is 11.000000000000002."""
+    rollouts = [rollout(0, n, 1.0 if n < 11 else None) for n in range(20)]
+    assert enough_graded(rollouts, hyper(min_graded=min_graded)) == enough

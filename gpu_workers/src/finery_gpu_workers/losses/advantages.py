@@ -49,7 +49,7 @@ def advantages(
         baseline mean            A = r - μ                      GRPO (Shao et al. 2024, arXiv:2402.03300), Dr. GRPO
         baseline leave_one_out   A = r - (nμ - r) / (n - 1)     RLOO (Ahmadian et al. 2024, arXiv:2402.14740)
         scale group              A / σ                          GRPO
-        scale batch              A / σ of all rewards           Hu et al. 2025 (arXiv:2501.03262)
+        scale batch              A / σ of all rewards           Liu et al. 2025 (arXiv:2508.08221)
         scale none               A                              Dr. GRPO (Liu et al. 2025, arXiv:2503.20783)
 
     σ is the sample's, divided by n - 1, as torch.std has it. No epsilon is added to it: rewards {1, 0} give exactly

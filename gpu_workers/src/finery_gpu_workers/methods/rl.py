@@ -52,6 +52,7 @@ from finery_gpu_workers.methods.rl_eval import Evaluation
 from finery_gpu_workers.methods.rl_plan import RlPlan
 from finery_gpu_workers.methods.rl_report import add_evaluation, add_usage, step_usage
 from finery_gpu_workers.methods.rl_run import Result, Run, graders
+from finery_gpu_workers.methods.rl_sample import enough_graded
 from finery_gpu_workers.methods.rl_sampling import Deadlines, Rollout, grade_seconds
 from finery_gpu_workers.outbox import Outbox
 from finery_gpu_workers.resume import Cursor
@@ -175,9 +176,9 @@ def _unusable(run: Run, step: int, result: Result, evaluation: Evaluation | None
 
 def _too_few(run: Run, step: int, rollouts: Sequence[Rollout]) -> Ending | None:
     """The end of a job whose rollouts get no rewards; the customer reads why in the first failures."""
-    graded, wanted = sum(one.reward is not None for one in rollouts), run.hyper.min_graded
-    if graded >= wanted * len(rollouts):
+    if enough_graded(rollouts, run.hyper):
         return None
+    graded, wanted = sum(one.reward is not None for one in rollouts), run.hyper.min_graded
     failures = Counter(failure.code for one in rollouts if (failure := one.failure))
     first = next(failure for one in rollouts if (failure := one.failure))
     codes = ", ".join(f"{code} {count} times" for code, count in failures.most_common())

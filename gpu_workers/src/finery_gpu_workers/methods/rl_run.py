@@ -24,7 +24,7 @@ from finery_gpu_workers.methods.opening import Opened
 from finery_gpu_workers.methods.rl_eval import Evaluation, evaluate
 from finery_gpu_workers.methods.rl_plan import RlPlan
 from finery_gpu_workers.methods.rl_report import CpuSeconds, step_metrics
-from finery_gpu_workers.methods.rl_sample import Sampled, sample_step
+from finery_gpu_workers.methods.rl_sample import Sampled, enough_graded, sample_step
 from finery_gpu_workers.methods.rl_sampling import Collector, Deadlines
 from finery_gpu_workers.methods.rl_terms import shape_rewards
 from finery_gpu_workers.methods.rl_update import Updated, Updater
@@ -107,7 +107,7 @@ class Run:
         found = sum(len(one.tokens) for one in sampled.rollouts)
         if not sampled.lost and self.spent.generated - generated != found:
             raise RuntimeError(f"generated tokens: expected {self.spent.generated - generated}, found {found}")
-        begun, graded = time.monotonic(), sampled.graded >= self.hyper.min_graded
+        begun, graded = time.monotonic(), enough_graded(sampled.rollouts, self.hyper)
         updated = self._train(number, sampled) if graded else Updated()
         prompts = self.plan.step(number)
         cursor = Cursor(

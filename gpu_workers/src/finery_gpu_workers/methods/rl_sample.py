@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from finery.types.rl import RlHyperparameters
 from finery_gpu_workers.data.prompts import Prompt
 from finery_gpu_workers.methods.rl_plan import RlPlan
 from finery_gpu_workers.methods.rl_sampling import Asked, Collector, Rollout
@@ -23,10 +24,10 @@ class Sampled:
     rollout_seconds: float = 0.0
     reward_seconds: float = 0.0
 
-    @property
-    def graded(self) -> float:
-        """The part of rollouts that got a reward."""
-        return sum(one.reward is not None for one in self.rollouts) / len(self.rollouts)
+
+def enough_graded(rollouts: Sequence[Rollout], hyper: RlHyperparameters) -> bool:
+    """Of a step or an evaluation."""
+    return sum(one.reward is not None for one in rollouts) / len(rollouts) >= hyper.min_graded
 
 
 def sample_step(
@@ -53,7 +54,7 @@ def sample_step(
         groups += len(chosen)
         used |= set(chosen)
         kept = len(by_group(done.kept))
-        if kept >= plan.hyper.prompts_per_step or done.graded < plan.hyper.min_graded:
+        if kept >= plan.hyper.prompts_per_step or not enough_graded(done.rollouts, plan.hyper):
             break
         chosen = plan.further(number, plan.hyper.prompts_per_step - kept, used)
         if not chosen:
