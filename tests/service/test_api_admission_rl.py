@@ -243,3 +243,12 @@ async def test_prompts_are_no_training_file_and_no_preview(api: Api) -> None:
     door = await api.tenant()
     answer = await door.job(training_file=await prompts(api, door))
     assert "found one of prompts rows, which is for method rl" in answer.json()["error"]["message"]
+
+
+async def test_samplers_of_their_own_are_not_there_yet_and_none_may_be_said(api: Api) -> None:
+    door = await api.tenant()
+    none = await made(door, resources={"samplers": {"min": 0, "max": 0}})
+    assert (none.status_code, none.json()["resources"]["samplers"]) == (201, {"min": 0, "max": 0})
+    error = (await made(door, resources={"samplers": {"max": 2}})).json()["error"]
+    assert (error["param"], error["code"]) == ("resources.samplers.max", "not_available")
+    assert "expected 0, as more is not available yet, found 2" in error["message"]

@@ -6,9 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints
 
+from finery.types.base import Request
 from finery.types.environments import EnvironmentSpec
 from finery.types.ids import EnvironmentId
-from finery.types.spec import JobSpec, Optimization, Schedule
+from finery.types.spec import JobSpec, Optimization, Resources, Schedule
 
 Algorithm = Literal["grpo", "dr_grpo", "rloo", "dapo", "gspo", "cispo"]
 AdvantageScale = Literal["group", "batch", "none"]
@@ -90,6 +91,18 @@ class RlHyperparameters(Optimization):
     """End the job, successfully, when the held-out greedy reward reaches this."""
 
 
+class Samplers(Request):
+    """Accelerators that only sample. 0: the learner's accelerator samples, too, with the same copy of the weights; more
+    is not available yet."""
+
+    min: Annotated[int, Field(ge=0, le=1024)] = 0
+    max: Annotated[int, Field(ge=0, le=1024)] = 0
+
+
+class RlResources(Resources):
+    samplers: Samplers = Samplers()
+
+
 class RlJobCreate(JobSpec):
     """The body of `POST /v1/jobs` for reinforcement learning."""
 
@@ -97,3 +110,4 @@ class RlJobCreate(JobSpec):
     environment: EnvironmentId | EnvironmentSpec
     """The id of one of your environments, or an environment as it would be created."""
     hyperparameters: RlHyperparameters = RlHyperparameters()
+    resources: RlResources = RlResources()

@@ -105,8 +105,10 @@ def _check_available(spec: JobSpec) -> None:
     wanted = {f"limits.{name}": value for name, value in spec.limits if value is not None}
     if spec.resources.accelerators > 1:
         wanted["resources.accelerators"] = spec.resources.accelerators
+    if isinstance(spec, RlJobCreate):
+        wanted |= {f"resources.samplers.{name}": value for name, value in spec.resources.samplers if value}
     for param, value in wanted.items():
-        expected = "1" if param == "resources.accelerators" else "null"
+        expected = {"resources.accelerators": "1"}.get(param, "0" if "samplers" in param else "null")
         raise refusal("not_available", param, f"{expected}, as more is not available yet", value)
 
 
