@@ -141,3 +141,18 @@ def test_whole_conversations_next_to_their_prompt_are_told_to_leave_it_out(promp
     found = problem({"prompt": prompt, "chosen": [USER, OK], "rejected": [USER, NO]})
     assert found.path.startswith("chosen")
     assert "leave prompt and messages out" in (found.hint or "")
+    found = problem({"prompt": prompt, "messages": [USER, OK], "chosen": [USER, OK], "rejected": [USER, NO]})
+    assert (found.code, "leave prompt and messages out" in (found.hint or "")) == ("mixed_formats", True)
+
+
+@pytest.mark.parametrize(
+    ("row", "hint"),
+    [
+        ({"input": {"messages": [USER]}, "preferred_output": [OK], "non_preferred_output": [NO]}, '"chosen": […]'),
+        ({"question": "2 + 2?", "answer": "4"}, "Rename question to prompt"),
+    ],
+)
+def test_the_keys_of_others_are_told_ours(row: dict[str, Any], hint: str) -> None:
+    found = problem(row)
+    assert found.code == "missing_messages"
+    assert hint in (found.hint or "")

@@ -51,7 +51,8 @@ def python(path: str | os.PathLike[str], *, name: str = "python", timeout_second
         return PythonGrader(type="python", name=name, source=source, timeout_seconds=float(timeout_seconds))
     except ValidationError as error:
         first = error.errors()[0]
-        raise InvalidArgumentError(f"{first['loc'][0]}: {first['msg']}, found {first['input']!r:.80}") from None
+        expected = str(first["msg"]).removeprefix("Input should be ").removeprefix("String should ")
+        raise InvalidArgumentError(f"{first['loc'][0]}: expected {expected}, found {first['input']!r:.80}") from None
 
 
 def _read(file: Path) -> str:

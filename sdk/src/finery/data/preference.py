@@ -18,7 +18,7 @@ from finery.data.tools import read_tools
 
 ANSWERS = ("chosen", "rejected")
 PromptKey = Literal["prompt", "messages"]
-_HINT = "Where chosen and rejected are whole conversations, leave prompt and messages out."
+WHOLE = "Where chosen and rejected are whole conversations, leave prompt and messages out."
 _SHOWN = '{"messages": [{"role": "user", "content": "…"}], "chosen": "…", "rejected": "…"}'
 
 
@@ -40,7 +40,7 @@ def _texts(row: dict[str, Any]) -> PreferenceRow:
     expected = "a text as the prompt is"
     for name in ANSWERS:
         if isinstance(row.get(name, MISSING), list):
-            raise wrong_type(name, expected, row[name], f"Write {expected}. {_HINT}")
+            raise wrong_type(name, expected, row[name], f"Write {expected}. {WHOLE}")
     chosen, rejected = (text_of(row.get(name, MISSING), name, expected) for name in ANSWERS)
     no_tools(row)
     if not prompt:
@@ -66,7 +66,7 @@ def _whole_conversations(row: dict[str, Any]) -> PreferenceRow:
     if shared is None:
         shared = min(len(chosen), len(rejected))
         name = ANSWERS[len(rejected) < len(chosen)]
-        message = f"expected an answer behind the {shared} messages that both begin with, found none"
+        message = f"expected an answer behind the {shared} message{'s' * (shared > 1)} that both begin with, found none"
         raise RowError("empty_answer", name, message, "Give both sides an answer to the same prompt.")
     if not shared:
         message = "expected conversations that begin with the same messages, found others in the first place"
@@ -119,7 +119,7 @@ def _check_begin(answer: list[Message], name: str, shared: int) -> None:
     found = answer[0]["role"] if answer else "no message"
     path = f"{name}[{shared}]" if answer else name
     message = f"expected the answer to begin with an assistant message, found {found}"
-    raise RowError("role_order", path, message, f"Both answers must go on from the same prompt. {_HINT}")
+    raise RowError("role_order", path, message, f"Both answers must go on from the same prompt. {WHOLE}")
 
 
 def _is_empty(message: Message) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from finery.data.messages import check_order, read_messages
-from finery.data.preference import ANSWERS, read_pair
+from finery.data.preference import ANSWERS, WHOLE, read_pair
 from finery.data.problems import MISSING, RowError, kind, no_tools, text_of, wrong_type
 from finery.data.prompts import is_open, read_prompt
 from finery.data.shapes import ChatRow, CompletionRow, PreferenceRow, PromptRow, Row, TextRow, TokensRow
@@ -44,6 +44,11 @@ PROMPT_KEYS = frozenset({*_KEYS, *ANSWERS} - {"messages", "prompt"})
 _SHAPES = "messages, or prompt and completion, or chosen and rejected, or prompt, or text, or input_ids"
 _FOREIGN = {
     "conversations": "Rename conversations to messages, and in each from to role and value to content.",
+    "preferred_output": (
+        'Write {"messages": […], "chosen": […], "rejected": […]}: the messages of input, preferred_output and '
+        "non_preferred_output."
+    ),
+    "question": "Rename question to prompt, and what is to be learned as it is (not by graders) to completion.",
     "instruction": 'Write {"prompt": "…", "completion": "…"} or messages instead of instruction and output.',
 }
 
@@ -71,7 +76,10 @@ def _format_of(row: Any, expected: FileFormat | None) -> FileFormat:
         raise RowError("missing_messages", path, f"expected the keys {_SHAPES}; found none of them", hint)
     if len(formats) > 1:
         message = f"expected the keys of one format, found {' and '.join(formats.values())}"
-        raise RowError("mixed_formats", "", message, "Keep the key that is to be trained on, and rename the others.")
+        hint = "Keep the key that is to be trained on, and rename the others."
+        if {"preference", "chat"} <= formats.keys():
+            hint = f"Keep either prompt or messages. {WHOLE}"
+        raise RowError("mixed_formats", "", message, hint)
     (format_,) = formats
     if expected is not None and format_ != expected:
         message = f"expected a row of format {expected} as the rows before it are, found one of format {format_}"
