@@ -29,3 +29,10 @@ def test_too_many_too_few_and_other_kinds(fields: dict[str, Any], told: str) -> 
     with pytest.raises(ServiceError) as caught:
         parse_json(json.dumps(body).encode(), _CREATE)
     assert caught.value.detail.message == told
+
+
+def test_a_number_that_is_too_long_is_told_without_the_readers_own_words() -> None:
+    with pytest.raises(ServiceError) as caught:
+        parse_json(b'{"method": "sft", "seed": ' + b"9" * 5000 + b"}", _CREATE)
+    assert caught.value.detail.code == "invalid_json"
+    assert caught.value.detail.message.endswith("numbers of a few thousand digits at most, found a longer one.")

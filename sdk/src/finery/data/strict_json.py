@@ -61,6 +61,10 @@ class StrictReader:
             return value, list(flaws(value)) if suspicious else []
         except RecursionError:
             raise ValueError("expected JSON that is nested less deep") from None
+        except json.JSONDecodeError:
+            raise
+        except ValueError:  # the only other one that Python's reader has
+            raise ValueError("expected numbers of a few thousand digits at most, found a longer one") from None
 
     def _mark(self, code: str, message: str) -> _Mark:
         self._marked = True
