@@ -69,6 +69,12 @@ def test_a_checkpoint_that_is_the_best_so_far_says_so() -> None:
     ]
 
 
+def test_a_number_that_rounds_to_zero_has_no_sign() -> None:
+    view = JobView()
+    view.take(metric(1, loss=-2.2e-8, reward=-0.0001, accuracy=-0.001))
+    assert view.line().startswith("reward 0.000  loss 0.000  accuracy 0%")
+
+
 def test_a_loss_that_is_not_finite_and_unknown_events_do_no_harm() -> None:
     view = JobView()
     view.take(metric(1, loss=None, cost=None, tokens_per_second=None))

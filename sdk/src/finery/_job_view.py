@@ -169,7 +169,8 @@ def _average(old: float | None, new: float | None) -> float | None:
 
 
 def _number(value: float | None, style: str) -> str:
-    return "–" if value is None else format(value, style)
+    """A loss of -1e-9 is shown as 0.000, not as -0.000."""
+    return "–" if value is None else format(value, f"z{style}")
 
 
 def _duration(seconds: float | None) -> str:
