@@ -51,7 +51,7 @@ async def test_answers_are_graded_by_a_real_worker(
         settings = {"rpc_address": f"127.0.0.1:{port}", "store_url": folder.as_uri(), "device": "cpu"}
         context.settings = SETTINGS.model_copy(update=settings)
         try:
-            await asyncio.to_thread(main, effects.launch(context, attempt, grades=True).environment)
+            await asyncio.to_thread(main, effects.launch(context, attempt).environment)
         finally:
             await server.stop(0)
         ready = (await door.get(f"/v1/environments/{made['id']}/runs/{asked.json()['id']}")).json()

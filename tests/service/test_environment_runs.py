@@ -266,22 +266,27 @@ async def test_old_runs_are_forgotten_with_all_that_belongs_to_them(
     assert (await door.get(f"/v1/environments/{made}")).status_code == 200
 
 
-async def test_keys_of_model_servers_reach_attempts_that_grade_and_no_log(
+async def test_keys_of_model_servers_reach_attempts_that_ask_them_and_no_log(
     system_engine: AsyncEngine, pool: ScriptedPool, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
     context = await lead(system_engine, pool, clock)
     models = {"https://judge.example/v1": SecretStr("sk-secret"), "http://localhost:8000": None}
-    context.settings = SETTINGS.model_copy(update={"score_models": models, "prepare_attempts": 3})
-    grading = {"method": "rl", "state": "validating", "environment": {**GYM}}
+    context.settings = SETTINGS.model_copy(update={"score_models": models, "prepare_attempts": 5})
+    judge = {"type": "score_model", "base_url": "https://judge.example/v1"}
+    gone = {"type": "score_model", "base_url": "https://not.any.more/v1"}
+    several = {"type": "multi", "graders": {"a": {"type": "python"}, "b": judge, "c": gone}}
+    grading = {"method": "rl", "state": "validating"}
     jobs = [
         await a_job(system_engine, clock, state="validating"),
-        await a_job(system_engine, clock, **grading),
-        await a_job(system_engine, clock, **grading, kind="run", run={"request": {}}),
+        await a_job(system_engine, clock, **grading, environment=GYM),
+        await a_job(system_engine, clock, **grading, environment={"type": "prompts", "grader": {"type": "python"}}),
+        await a_job(system_engine, clock, **grading, environment={"type": "prompts", "grader": judge}),
+        await a_job(system_engine, clock, **grading, environment={"grader": several}, kind="run", run={"request": {}}),
     ]
     await loop.tick(context)
     given = {launch.attempt: launch.environment.get("FINERY_SCORE_MODELS") for launch in pool.launches}
     found = [given[(await control.attempts(system_engine, job.id))[0].id] for job in jobs]
-    keys = '{"https://judge.example/v1": "sk-secret", "http://localhost:8000": null}'
-    assert found == [None, keys, keys]
+    keys = '{"https://judge.example/v1": "sk-secret"}'
+    assert found == [None, None, None, keys, keys], "each gets the keys that its own graders need, and no others"
     assert "sk-secret" not in repr(pool.launches) + repr(context.settings) + caplog.text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
 
 import structlog
@@ -13,7 +13,7 @@ from finery_scheduler.backend import Launch, LaunchError, PoolUnreachableError
 from finery_service.jobs.tables import AttemptRow
 from finery_service.reconcile import apply
 from finery_service.reconcile.context import Context
-from finery_service.reconcile.snapshot import Pool, View, placements
+from finery_service.reconcile.snapshot import Pool, View, judges, placements
 from finery_service.rpc.tokens import attempt_token
 from finery_service.settings import required
 
@@ -33,8 +33,8 @@ async def launch_due(context: Context, view: View) -> None:
     begun = [attempt.id for attempt in due if attempt.state == "running"]
     await apply.launched(context, begun)
     waiting = [attempt for attempt in due if attempt.state == "starting"]
-    graded = {job.id for job in view.jobs if job.method == "rl"}
-    launches = {one.id: partial(_launch, context, one, grades=one.job_id in graded) for one in waiting}
+    asked = await judges(context.engine, [one.job_id for one in waiting]) if waiting else {}
+    launches = {one.id: partial(_launch, context, one, asked.get(one.job_id, ())) for one in waiting}
     await _do(context, "launch", launches)
 
 
@@ -64,9 +64,9 @@ async def clean_up(context: Context, view: View, pool: Pool) -> bool:
     return bool(confirmed)
 
 
-def launch(context: Context, attempt: AttemptRow, *, grades: bool = False) -> Launch:
-    """What the pool starts. The environment holds the attempt's token, and where it `grades` answers the keys of model
-    servers: never log it."""
+def launch(context: Context, attempt: AttemptRow, asked: Collection[str] = ()) -> Launch:
+    """What the pool starts. The environment holds the attempt's token, and the keys of the model servers that are
+    `asked` by its graders, of no others: never log it."""
     settings = context.settings
     secret = required(settings.worker_secret, "FINERY_WORKER_SECRET")
     environment = {
@@ -80,16 +80,17 @@ def launch(context: Context, attempt: AttemptRow, *, grades: bool = False) -> La
     }
     if settings.torch_threads is not None:
         environment["FINERY_TORCH_THREADS"] = str(settings.torch_threads)
-    if grades and settings.score_models:
-        keys = {url: key.get_secret_value() if key else None for url, key in settings.score_models.items()}
+    known = {url: key for url, key in settings.score_models.items() if url in asked}
+    if known:
+        keys = {url: key.get_secret_value() if key else None for url, key in known.items()}
         environment["FINERY_SCORE_MODELS"] = json.dumps(keys)
     return Launch(attempt.id, ENTRYPOINT, environment, placements(attempt.placements))
 
 
-async def _launch(context: Context, attempt: AttemptRow, *, grades: bool) -> str | None:
+async def _launch(context: Context, attempt: AttemptRow, asked: Collection[str]) -> str | None:
     try:
         async with asyncio.timeout(_SECONDS):
-            await context.backend.launch(launch(context, attempt, grades=grades))
+            await context.backend.launch(launch(context, attempt, asked))
     except LaunchError as problem:
         _log.warning("launch_failed", attempt=attempt.id, job=attempt.job_id, error=str(problem))
         await apply.launch_failed(context, attempt)

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, cast
 
 import structlog
-from sqlalchemy import ColumnElement, and_, or_
+from sqlalchemy import ColumnElement, and_, or_, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.orm import defer
 from sqlmodel import col, select
@@ -22,6 +22,10 @@ from finery_service.jobs.states import AttemptView, PoolWord
 from finery_service.jobs.tables import AttemptRow, JobRow
 
 _log = structlog.get_logger(__name__)
+_JUDGES = text("""
+    select id, jsonb_path_query_array(environment, '$.grader.**.base_url') from jobs
+    where id = any(:jobs) and environment is not null
+""")
 _UNREAD = (JobRow.spec, JobRow.error, JobRow.data, JobRow.preview, JobRow.environment, JobRow.run)
 
 
@@ -82,6 +86,12 @@ async def read(engine: AsyncEngine) -> View:
         live={attempt.job_id: attempt for attempt in attempts if attempt.state != "ended"},
         uncleaned=tuple(attempt for attempt in attempts if attempt.state == "ended"),
     )
+
+
+async def judges(engine: AsyncEngine, jobs: Sequence[str]) -> dict[str, list[str]]:
+    """Of those of `jobs` that have an environment: the model servers that its graders ask."""
+    async with transaction(engine) as session:
+        return dict((await session.execute(_JUDGES, {"jobs": list(jobs)})).tuples().all())
 
 
 def attempt_view(attempt: AttemptRow) -> AttemptView:
