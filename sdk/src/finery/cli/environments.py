@@ -129,7 +129,10 @@ def of_job(body: dict[str, Any], source: str | None, reward_file: Path | None) -
         raise typer.BadParameter(f"expected the id of an environment or the path of a spec, found {source!r}")
     if reward_file is not None:
         if not isinstance(body.get("environment"), dict):
-            raise typer.BadParameter("expected --environment, the path of a spec, next to --reward-file")
+            raise typer.BadParameter(
+                "expected --environment, the path of a spec, next to --reward-file. Or keep one with `finery "
+                "environments create --file PROMPTS --reward-file FILE`, and pass its id alone"
+            )
         reward(body["environment"], reward_file)
 
 
