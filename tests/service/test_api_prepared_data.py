@@ -8,7 +8,7 @@ import pytest
 from finery_service.db.engine import transaction
 from finery_service.db.tables import AttemptRow, JobRow
 from finery_service.jobs import purge
-from finery_testing import factories
+from finery_testing import control, factories
 from finery_testing.api import Api, Door, checkpoint
 
 
@@ -56,6 +56,15 @@ async def test_it_goes_when_the_job_has_ended_and_checkpoints_stay(own_api: Api,
     assert names(own_api, job) == ["adapter_model.safetensors"]
     assert await sweep(own_api) == 0
     assert (await door.get(f"/v1/jobs/{job.id}")).json()["state"] == state
+
+
+async def test_log_probs_of_the_reference_go_with_it(own_api: Api) -> None:
+    job = await prepared(own_api, await own_api.tenant(), state="succeeded")
+    await control.execute(own_api.system_engine, "update jobs set method = 'dpo' where id = :id", id=job.id)
+    [training] = [one for one in await control.attempts(own_api.system_engine, job.id) if one.kind == "train"]
+    await put(own_api, f"{prefix(training)}reference/reference.npz")
+    assert await sweep(own_api) == 1
+    assert names(own_api, job) == ["adapter_model.safetensors"]
 
 
 @pytest.mark.parametrize("state", ["queued", "running", "paused"])

@@ -1,4 +1,5 @@
-"""Prepared data of jobs that have ended: every row of a customer's file is in it, and nobody reads it again.
+"""Prepared data of jobs that have ended: every row of a customer's file is in it, and nobody reads it again; nor does
+anybody the log-probs of pairs under the reference, which a DPO job's training kept with them.
 
 It goes with a sweep soon after the job's end, so that a file that is deleted for good does not live on in it.
 """
@@ -16,8 +17,10 @@ from finery_service.objects import delete_below
 # Of jobs of which nothing is left in the pool: a worker may still read. `jobs_with_data` serves it.
 _DUE = text("""
     select job.id, array(
-        select job.tenant_id || '/jobs/' || job.id || '/' || attempt.id from attempts attempt
-        where attempt.job_id = job.id and attempt.kind = 'prepare'
+        select job.tenant_id || '/jobs/' || job.id || '/' || attempt.id
+            || case attempt.kind when 'train' then '/reference' else '' end
+        from attempts attempt
+        where attempt.job_id = job.id and (attempt.kind = 'prepare' or job.method = 'dpo')
     )
     from jobs job
     where job.finished_at is not null and job.prepared_prefix is not null
