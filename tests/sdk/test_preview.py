@@ -225,3 +225,12 @@ def test_the_sides_of_a_pair_are_named() -> None:
     shown = PREVIEW.model_copy(update={"rows": pair}).text(color=False)
     for name in ("chosen", "rejected"):
         assert f"line 5, {name}: 1 tokens, 1 trained\n⟦a⟧" in shown
+
+
+def test_prompts_are_asked_not_trained() -> None:
+    row = {"line": 1, "tokens": [token("2 + 2 =")], "trained_tokens": 0}
+    prompts = Preview.model_validate({**preview_json(), "rows": [row]})
+    assert prompts.text(color=False) == "file_1 as m is asked\n\nline 1: 1 tokens\n2 + 2 ="
+    assert "trained</mark>" not in prompts.html()
+    dropped = Preview.model_validate({**preview_json(), "rows": [{**row, "dropped": "no_trainable_tokens"}]})
+    assert "marked: ⟦trained⟧\n\nline 1: 1 tokens, 0 trained" in dropped.text(color=False)

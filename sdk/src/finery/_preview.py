@@ -35,7 +35,8 @@ def text(preview: Preview, *, color: bool) -> str:
     """Every row with its counts, and what is wrong with it."""
     bold, red, dim, reset = (BOLD, RED, DIM, RESET) if color else ("", "", "", "")
     mark = f"{_TRAINED}trained{RESET}" if color else "⟦trained⟧"
-    blocks = [f"{bold}{visible(_title(preview))}{reset}  {dim}marked:{reset} {mark}"]
+    legend = "" if _are_prompts(preview) else f"  {dim}marked:{reset} {mark}"
+    blocks = [f"{bold}{visible(_title(preview))}{reset}{legend}"]
     if preview.status == "failed" and preview.error is not None:
         blocks.append(f"{red}{visible(preview.error.message)}{reset}")
     blocks += [f"{red}warning:{reset} {visible(warning.message)}" for warning in preview.warnings]
@@ -52,8 +53,8 @@ def text(preview: Preview, *, color: bool) -> str:
 
 def fragment(preview: Preview) -> str:
     """HTML for a notebook; it carries its style and nothing that runs."""
-    parts = [f'<div class="finery-preview"><style>{_STYLE}</style><div>{escaped(_title(preview))} ']
-    parts.append("· marked: <mark>trained</mark></div>")
+    legend = "" if _are_prompts(preview) else " · marked: <mark>trained</mark>"
+    parts = [f'<div class="finery-preview"><style>{_STYLE}</style><div>{escaped(_title(preview))}{legend}</div>']
     if preview.status == "failed" and preview.error is not None:
         parts.append(f'<p class="bad">{escaped(preview.error.message)}</p>')
     parts += [f'<p class="bad">warning: {escaped(warning.message)}</p>' for warning in preview.warnings]
@@ -74,7 +75,13 @@ def page(preview: Preview) -> str:
 
 def _title(preview: Preview) -> str:
     state = "" if preview.status == "ready" else f" ({preview.status})"
-    return f"{preview.file} as {preview.model} is trained on it{state}"
+    seen = "is asked" if _are_prompts(preview) else "is trained on it"
+    return f"{preview.file} as {preview.model} {seen}{state}"
+
+
+def _are_prompts(preview: Preview) -> bool:
+    """Of prompts nothing is trained; other rows without a trained token are dropped."""
+    return bool(preview.rows) and not any(row.trained_tokens or row.dropped or row.problem for row in preview.rows)
 
 
 def _headed(preview: Preview) -> Iterator[tuple[str, PreviewRow]]:
@@ -85,7 +92,8 @@ def _headed(preview: Preview) -> Iterator[tuple[str, PreviewRow]]:
             part = f", part {number} of {len(rows)}" if len(rows) > 1 else ""
             part = f", {visible(row.answer)}" if row.answer else part
             cut = ", truncated" if row.truncated else ""
-            yield f"line {line}{part}: {len(row.tokens)} tokens, {row.trained_tokens} trained{cut}", row
+            trained = "" if _are_prompts(preview) else f", {row.trained_tokens} trained"
+            yield f"line {line}{part}: {len(row.tokens)} tokens{trained}{cut}", row
 
 
 def _faults(row: PreviewRow) -> list[str]:
