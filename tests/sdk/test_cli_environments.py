@@ -177,7 +177,6 @@ def test_a_run_that_fails_ends_with_1_and_its_reason(envs: Api, finery: Any) -> 
         ("environments run env_1 --answers wrong.jsonl", "wrong.jsonl, line 2: expected a text or an object"),
         ("environments run env_1 --answers number.jsonl", "found int: 7"),
         ("jobs create --method rl --environment nothing", "expected the id of an environment or the path of a spec"),
-        ("jobs create --method rl --reward-file reward.py", "expected --environment, the path of a spec"),
         ("jobs create --method rl --reward-file reward.py", "environments create --file PROMPTS"),
         ("jobs create --environment env_1 --reward-file reward.py", "expected --environment, the path of a"),
     ],
