@@ -112,6 +112,14 @@ def imports_installed_packages(given: Given) -> Any:
     return numpy.__version__
 
 
+def watches_the_folder_of_others(given: Given) -> Any:
+    notices = libc().inotify_init1(0)
+    try:
+        return libc().inotify_add_watch(notices, given["folder"].encode(), 0x100) >= 0
+    finally:
+        os.close(notices)
+
+
 def runs_a_shell(given: Given) -> Any:
     return subprocess.run(["/bin/sh", "-c", "exit 7"], check=False).returncode == 7
 

@@ -66,6 +66,12 @@ def reaches_an_abstract_socket(given: Given) -> Any:
     return True
 
 
+def sends_by_a_pair_to_a_path(given: Given) -> Any:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with ours, theirs:
+        return ours.sendto(b"x", given["datagram_path"])
+
+
 def opens_a_netlink_socket(given: Given) -> Any:
     return _made(socket.AF_NETLINK, socket.SOCK_RAW).fileno()
 

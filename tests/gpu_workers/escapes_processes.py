@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import struct
 from typing import Any
@@ -75,6 +76,21 @@ def signals_another_process(given: Given) -> Any:
 
 def signals_its_keeper(given: Given) -> Any:
     os.kill(given["keeper"], signal.SIGURG)
+    return True
+
+
+def limits_another_process(given: Given) -> Any:
+    limits = resource.prlimit(given["victim"], resource.RLIMIT_NOFILE)
+    return resource.prlimit(given["victim"], resource.RLIMIT_NOFILE, limits)
+
+
+def slows_another_process(given: Given) -> Any:
+    os.setpriority(os.PRIO_PROCESS, given["victim"], os.getpriority(os.PRIO_PROCESS, given["victim"]) + 1)
+    return True
+
+
+def moves_another_process(given: Given) -> Any:
+    os.sched_setaffinity(given["victim"], os.sched_getaffinity(given["victim"]))
     return True
 
 

@@ -48,6 +48,13 @@ EATING = """for n in range(3):
         x = b'x' * (80 << 20)
         time.sleep(600)
 time.sleep(600)"""
+EATING_APART = """for n in range(3):
+    if os.fork() == 0:
+        if os.fork() == 0:
+            x = b'x' * (80 << 20)
+            time.sleep(600)
+        os._exit(0)
+time.sleep(600)"""
 SPINNING = """ours, theirs = os.pipe()
 for n in range(2):
     if os.fork() == 0:
@@ -147,10 +154,14 @@ def test_a_fork_bomb_is_bounded_and_dies(backend: Backend) -> None:
     assert of_uid(sandbox) == []
 
 
-def test_processes_that_together_take_too_much_memory_are_ended(backend: Backend) -> None:
+@pytest.mark.parametrize("eating", [EATING, EATING_APART], ids=["children", "detached"])
+def test_processes_that_together_take_too_much_memory_are_ended(backend: Backend, eating: str) -> None:
     sandbox = Sandbox(SERVER, backend=backend, limits=Limits(memory_bytes=150 * MIB))
     with pytest.raises(Ended, match="more memory"):
-        ask(sandbox, EATING, 20.0)
+        ask(sandbox, eating, 20.0)
+
+
+def test_more_memory_than_a_process_may_have_is_refused(backend: Backend) -> None:
     sandbox = Sandbox(SERVER, backend=backend, limits=Limits(memory_bytes=150 * MIB))
     assert ask(sandbox, "x = b'x' * (300 << 20)") == "'MemoryError'"
     sandbox.stop()

@@ -64,6 +64,15 @@ def test_limits_are_above_zero() -> None:
         Limits(processes=0)
 
 
+@pytest.mark.parametrize("order", [8, 10, 15])
+def test_without_a_user_of_its_own_it_sends_no_signals_by_descriptors(order: int) -> None:
+    """F_SETOWN, F_SETSIG, F_SETOWN_EX: kernels before 6.12 deliver them, so that the call itself is refused."""
+    sandbox = Sandbox(SERVER, backend=Backend("landlock", own_user=False))
+    code = f"import fcntl; answer = fcntl.fcntl(os.pipe()[0], {order}, {os.getpid()} if {order} == 8 else bytes(8))"
+    assert ask(sandbox, code) == "'PermissionError'"
+    sandbox.stop()
+
+
 SYSTEM = shutil.which("python3", path="/usr/bin:/usr/local/bin")
 WITHOUT_MOUNTS = """
 import ctypes, os, sys

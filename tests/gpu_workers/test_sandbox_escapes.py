@@ -54,6 +54,9 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
         by_name.bind("\0" + folder.name)
         for listening in (by_path, by_name):
             listening.listen()
+        datagrams = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        datagrams.bind(str(folder / "datagrams"))
+        os.chmod(folder / "datagrams", 0o777)
         os.set_inheritable(held.fileno(), True)
         command = [sys.executable, "-I", "-S", "-c", "import time; time.sleep(300)"]
         victim = subprocess.Popen(command, env={"FINERY_ATTEMPT_TOKEN": SECRET}, pass_fds=(held.fileno(),))
@@ -69,12 +72,13 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
             "port": server.getsockname()[1],
             "unix_path": str(folder / "socket"),
             "unix_name": folder.name,
+            "datagram_path": str(folder / "datagrams"),
             "outside": False,
         }
         victim.kill()
         victim.wait()
-        by_path.close()
-        by_name.close()
+        for sock in (by_path, by_name, datagrams):
+            sock.close()
     shutil.rmtree(folder)
 
 

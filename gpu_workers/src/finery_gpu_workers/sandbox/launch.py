@@ -54,7 +54,7 @@ def run(plan: Plan) -> None:
     os.write(go, b"1")
     why, status = _watch(plan, child)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = used.ru_utime + used.ru_stime + (0 if why == "ended" else _running_cpu(child))
+    cpu = used.ru_utime + used.ru_stime + _running_cpu()
     _kill_all(plan["uid"])
     os.write(plan["report"], json.dumps({"why": why, "status": status, "cpu": cpu}).encode())
 
@@ -73,20 +73,20 @@ def _watch(plan: Plan, child: int) -> tuple[str, int | None]:
             return "ended", os.waitstatus_to_exitcode(status)
         if plan["lifeline"] in ready or os.getppid() != parent:
             return "closed", None
-        if _resident(child) > plan["memory_bytes"] and _held(child) > plan["memory_bytes"]:
+        if _resident() > plan["memory_bytes"] and _held() > plan["memory_bytes"]:
             return "memory", None
         for orphan in set(_children()) - {child}:
             os.waitpid(orphan, os.WNOHANG)
 
 
-def _resident(top: int) -> int:
-    """Bytes of the processes from `top` on, each with what it shares."""
-    return sum(_field(pid, "statm", 1) for pid in _tree(top)) * resource.getpagesize()
+def _resident() -> int:
+    """Bytes of all processes in the sandbox, each with what it shares."""
+    return sum(_field(pid, "statm", 1) for pid in _inside()) * resource.getpagesize()
 
 
-def _held(top: int) -> int:
-    """Bytes of the processes from `top` on, what they share counted once; slower to find."""
-    return sum(_proportional(pid) for pid in _tree(top))
+def _held() -> int:
+    """Bytes of all processes in the sandbox, what they share counted once; slower to find."""
+    return sum(_proportional(pid) for pid in _inside())
 
 
 def _proportional(pid: int) -> int:
@@ -97,14 +97,15 @@ def _proportional(pid: int) -> int:
         return _field(pid, "statm", 1) * resource.getpagesize()
 
 
-def _running_cpu(top: int) -> float:
-    """Seconds of the processes from `top` on, and of their children that have ended. Killed ones leave no such sum."""
-    ticks = sum(sum(_field(pid, "stat", place) for place in (13, 14, 15, 16)) for pid in _tree(top))
+def _running_cpu() -> float:
+    """Seconds of all processes in the sandbox, and of their children that have ended. Killed ones leave no such sum."""
+    ticks = sum(sum(_field(pid, "stat", place) for place in (13, 14, 15, 16)) for pid in _inside())
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def _tree(top: int) -> Iterator[int]:
-    waiting = [top]
+def _inside() -> Iterator[int]:
+    """The program and what comes from it; what detached itself is a child of this process."""
+    waiting = _children()
     while waiting:
         pid = waiting.pop()
         yield pid
