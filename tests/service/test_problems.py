@@ -31,6 +31,14 @@ def test_too_many_too_few_and_other_kinds(fields: dict[str, Any], told: str) -> 
     assert caught.value.detail.message == told
 
 
+@pytest.mark.parametrize("environment", [{}, {"task": "chain_sum"}])
+def test_an_object_that_does_not_say_what_it_is(environment: dict[str, Any]) -> None:
+    with pytest.raises(ServiceError) as caught:
+        parse_json(json.dumps({"method": "rl", "model": "m", "environment": environment}).encode(), _CREATE)
+    told = "environment: expected an object whose 'type' says what it is, found no type."
+    assert caught.value.detail.message == told
+
+
 def test_a_number_that_is_too_long_is_told_without_the_readers_own_words() -> None:
     with pytest.raises(ServiceError) as caught:
         parse_json(b'{"method": "sft", "seed": ' + b"9" * 5000 + b"}", _CREATE)

@@ -24,7 +24,6 @@ _WORDS = {
     "List should have": "expected a list with",
     "Dictionary should have": "expected an object with",
     "Field required": "expected this field, found nothing",
-    "Unable to extract tag using discriminator": "expected",
     "Extra inputs are not permitted": "expected no field of this name",
 }
 _TAGGED = ("union_tag_invalid", "union_tag_not_found", "adapter_type")
@@ -99,6 +98,8 @@ def _message(error: ErrorDetails) -> str:
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "union_tag_invalid":  # pydantic repeats what was sent
         message = f"expected one of {error['ctx']['expected_tags']} as {error['ctx']['discriminator']}"
+    if error["type"] == "union_tag_not_found":
+        message = f"expected an object whose {error['ctx']['discriminator']} says what it is"
     if error["type"] == "string_pattern_mismatch" and (prefix := _ID.match(error["ctx"]["pattern"])):
         message = f"expected an id that begins with {prefix[1]}"
     if error["type"] in _KINDS:
