@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from finery.types.dpo import REFERENCE_FREE, DpoHyperparameters, PreferenceLoss
+from finery.types.dpo import REFERENCE_FREE, DpoHyperparameters, PreferenceLoss, beta_of
 
 _MOST = -1e-6
 """A mean log-prob counts as at most this much in odds, which are infinite for a certain answer."""
@@ -64,13 +64,6 @@ class PreferenceTerms:
     def accuracies(self) -> Tensor:
         """1 where the chosen answer's reward is the higher one, 0.5 where they are equal (as before the first step)."""
         return (1 + self.margins.sign()) / 2
-
-
-def beta_of(hyper: DpoHyperparameters) -> float:
-    """What `beta` None stands for."""
-    if hyper.beta is not None:
-        return hyper.beta
-    return 2.0 if hyper.loss == "simpo" else 0.1
 
 
 def preference_loss(pairs: Pairs, hyper: DpoHyperparameters) -> PreferenceTerms:

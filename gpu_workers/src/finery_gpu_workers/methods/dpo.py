@@ -29,13 +29,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from finery.types.dpo import REFERENCE_FREE, DpoHyperparameters
+from finery.types.dpo import REFERENCE_FREE, DpoHyperparameters, beta_of
 from finery.types.usage import Sku
 from finery_gpu_workers.data.packing import Ints
 from finery_gpu_workers.data.preference import Pairs
 from finery_gpu_workers.losses import preference
 from finery_gpu_workers.losses.kl import kl_estimate
-from finery_gpu_workers.losses.preference import PreferenceTerms, beta_of, preference_loss
+from finery_gpu_workers.losses.preference import PreferenceTerms, preference_loss
 from finery_gpu_workers.methods import passes
 from finery_gpu_workers.methods.dpo_reference import Stored, packed_pairs, reference_of
 from finery_gpu_workers.methods.objective import Sums, TimedLearner

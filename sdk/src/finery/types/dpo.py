@@ -38,11 +38,17 @@ class DpoHyperparameters(Passes):
 _SIMPO_BETA, _BETA = 2.0, 0.1
 
 
+def beta_of(hyper: DpoHyperparameters) -> float:
+    """What `beta` None stands for. SimPO's rewards are means over tokens, not sums, so its beta is larger: 2.0 to 2.5 in
+    its paper."""
+    if hyper.beta is not None:
+        return hyper.beta
+    return _SIMPO_BETA if hyper.loss == "simpo" else _BETA
+
+
 def resolved(hyper: DpoHyperparameters) -> DpoHyperparameters:
-    """With the `beta` that its loss has by default, where it is None. SimPO's rewards are means over tokens, not sums,
-    so its beta is larger: 2.0 to 2.5 in its paper."""
-    beta = hyper.beta if hyper.beta is not None else _SIMPO_BETA if hyper.loss == "simpo" else _BETA
-    return hyper.model_copy(update={"beta": beta})
+    """With nothing left open."""
+    return hyper.model_copy(update={"beta": beta_of(hyper)})
 
 
 class DpoJobCreate(JobSpec):
