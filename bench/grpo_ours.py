@@ -32,7 +32,7 @@ from finery_gpu_workers.rollout.types import Completion, Group, Sampling
 from finery_gpu_workers.seeds import deterministic
 
 HYPER = RlHyperparameters(max_grad_norm=1.0)
-ANSWERS_AT_ONCE = 16  # of a forward and backward pass
+ANSWERS_AT_ONCE = 4  # of a forward and backward pass: what a worker takes on a CPU
 
 
 def learner(job: dict[str, Any], dtype: torch.dtype) -> Learner:

@@ -138,6 +138,7 @@ def test_the_reward_processes_are_killed(client: Finery, environment: Environmen
     same(client, job, uninterrupted)
 
 
+@pytest.mark.slow
 def test_a_pause_changes_nothing(stack: Stack, client: Finery, environment: Environment, uninterrupted: Job) -> None:
     job = create(client, environment)
     stream_until_step(client, job.id, 3)
