@@ -16,7 +16,7 @@ from finery.types.reasons import JobReason
 from finery.types.rollouts import Rollout
 from finery_gpu_workers.errors import WorkerError
 from finery_gpu_workers.losses import policy
-from finery_gpu_workers.methods import rl_terms, rl_update
+from finery_gpu_workers.methods import rl_run, rl_terms, rl_update
 from finery_gpu_workers.rollout import engine
 from finery_testing.control_plane import FakeControlPlane
 from finery_testing.tiny import EOS, IM_END, make_tiny_model
@@ -226,16 +226,53 @@ def test_every_algorithm_runs_with_what_goes_with_it(make_job: MakeJob, algorith
     assert all(math.isfinite(value) for step in control.steps for value in step.metrics.values())
     assert any(step.metrics["updates"] == 2 for step in control.steps)
     assert any(step.metrics.get("kl", 0) > 0 for step in control.steps)
+    # The sampler's distribution holds 0.9 of the learner's or more: its tokens are that much likelier in it.
+    weights = [step.metrics["importance_mean"] for step in control.steps if "importance_mean" in step.metrics]
+    assert all(0.9 < weight < 0.98 for weight in weights)
     penalised = algorithm in ("dapo", "cispo")
     assert all(("overlong" in row["parts"]) == penalised for row in control.rollouts(1) if row["reward"] is not None)
 
 
-def test_all_weights_and_other_starts_are_trained_too(make_job: MakeJob) -> None:
-    first = trained(rl_job(make_job, SHARE_OF_A, adapter=FullWeights(type="full"), learning_rate=1e-3))
+@pytest.mark.parametrize("start", ["adapter", "merge", "full"])
+def test_b08_the_reference_is_the_checkpoint_that_the_job_goes_on_from(make_job: MakeJob, start: str) -> None:
+    """The divergence from it is 0 to the last bit before the first update, and not later."""
+    adapter: dict[str, Any] = {"adapter": FullWeights(type="full")} if start == "full" else {}
+    options: dict[str, Any] = {"learning_rate": 3e-2, "samples_per_prompt": 16}
+    first = trained(rl_job(make_job, SHARE_OF_A, **options, **adapter))
     assert ended(first) == JobReason.COMPLETED
-    second = trained(rl_job(make_job, SHARE_OF_A, onto=stands_on(first, "full"), kl_coefficient=0.1))
+    assert any(step.metrics["updates"] for step in first.steps)
+    onto = goes_on(first) if start == "adapter" else stands_on(first, "full" if start == "full" else "merge")
+    second = trained(rl_job(make_job, SHARE_OF_A, onto=onto, kl_coefficient=0.1, steps=4, **options, **adapter))
     assert ended(second) == JobReason.COMPLETED
-    assert second.rollouts(1)[0]["prompt_tokens"]
+    divergences = [step.metrics["kl"] for step in second.steps if "kl" in step.metrics]
+    assert divergences[0] == 0.0
+    assert all(divergence > 0 for divergence in divergences[1:])
+    assert len(divergences) > 1
+
+
+def test_c16_rollouts_that_are_lost_are_named_and_the_job_goes_on(make_job: MakeJob) -> None:
+    class Loses(engine.Engine):
+        """The third answer of the second group, and again when it is asked for alone."""
+
+        def generate(self, groups: Any, *given: Any) -> Any:
+            lost = (1, 2) if len(groups) > 1 else (1, 0)
+            return (one for one in super().generate(groups, *given) if (one.group, one.sample) != lost)
+
+    with mock.patch.object(rl_run, "Engine", Loses):
+        control = trained(rl_job(make_job, SHARE_OF_A))
+    assert ended(control) == JobReason.COMPLETED
+    for step in control.steps:
+        rows = control.rollouts(step.step)
+        (lost,) = [row for row in rows if row["failure"]]
+        assert (lost["group"], lost["sample"], lost["finish"], lost["failure"]["code"]) == (1, 2, "lost", "lost")
+        assert (lost["tokens"], lost["reward"], lost["advantage"], lost["trained"]) == ([], None, None, False)
+        assert (step.metrics["rollouts"], step.metrics["failed_rollouts"]) == (8, 1)
+        prompts = {row["group"]: len(row["prompt_tokens"]) for row in rows}
+        assert usage(control, step.step)["rollout.prefill_cached"] == 3 * prompts[0] + 2 * prompts[1]
+    warnings = notices(control, "rollout_lost")
+    assert [one["details"][0]["prompt"] for one in warnings] == [
+        next(row["prompt"] for row in control.rollouts(step) if row["group"] == 1) for step in (1, 2, 3)
+    ]
 
 
 def test_answers_end_where_the_checkpoint_that_goes_on_ends_its_turns(make_job: MakeJob, tmp_path: Path) -> None:

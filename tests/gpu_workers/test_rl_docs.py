@@ -43,7 +43,7 @@ def test_the_table_of_algorithms_is_what_the_code_sets() -> None:
 
 
 def test_every_metric_is_documented_and_no_other() -> None:
-    sampled = Sampled(rollouts=[rollout(0, 0, 1.0)])
+    sampled = Sampled(rollouts=[rollout(0, 0, 1.0, trained=True)])
     made = {field.name for field in fields(StepMetrics)} | {"tokens_per_second", "train_seconds"}
     made |= set(step_metrics(sampled, Updated(sums=Sums(tokens=1)), reference=True))
     assert sorted(names(table("Metrics"))) == sorted(made)

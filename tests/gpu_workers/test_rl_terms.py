@@ -81,6 +81,8 @@ def test_a_prompt_counts_once_in_a_micro_batch() -> None:
     assert [len(run) for run in micro_batches(rollouts, 1)] == [1] * 6
     assert [len(run) for run in micro_batches(rollouts, 100)] == [6]
     assert micro_batches([], 9) == []
+    # A model that does not share prompts computes 3 + 1 + 2 tokens for each.
+    assert [len(run) for run in micro_batches(rollouts, 12, shared_prompts=False)] == [2, 2, 2]
 
 
 def test_only_what_was_sampled_is_scored_the_end_token_included() -> None:

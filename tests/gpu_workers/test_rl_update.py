@@ -18,6 +18,8 @@ from finery_gpu_workers.batch import pack
 from finery_gpu_workers.learner import Learner
 from finery_gpu_workers.losses import policy
 from finery_gpu_workers.methods import rl_update
+from finery_gpu_workers.methods.rl_report import step_metrics
+from finery_gpu_workers.methods.rl_sample import Sampled
 from finery_gpu_workers.methods.rl_sampling import Rollout
 from finery_gpu_workers.methods.rl_terms import (
     packed,
@@ -130,6 +132,14 @@ def test_c08_a_step_whose_answers_are_all_masked_trains_nothing(learner: Learner
     updated = run(learner, settings, rollouts)
     assert (updated.updates, updated.finite, updated.loss, learner.version) == (0, True, 0.0, 0)
     assert updated.sums.means(reference=False) == {}
+
+
+def test_c08_the_mean_length_of_trained_answers_is_that_of_those_in_the_loss(learner: Learner) -> None:
+    settings = hyper(overlong="mask", loss_normalization="token")
+    rollouts = [rollout(0, 0, 1.0, (5, 6, 7, 8)), rollout(0, 1, 0.0, (5,) * 6, finish="length")]
+    updated = run(learner, settings, rollouts)
+    metrics = step_metrics(Sampled(rollouts, rollouts), updated, reference=False)
+    assert (metrics["trained_tokens_mean"], metrics["new_tokens_mean"], updated.sums.tokens) == (4, 5, 4)
 
 
 def test_equal_rewards_leave_every_number_as_it_is(learner: Learner) -> None:

@@ -76,6 +76,7 @@ def step_metrics(sampled: Sampled, updated: Updated, *, reference: bool) -> dict
     rewards = np.array([one.reward for one in sampled.rollouts if one.reward is not None], dtype=np.float64)
     answers = [one for one in sampled.rollouts if one.completion is not None]
     silent = sum(not says_something(group) for group in by_group(sampled.rollouts))
+    trained = [len(one.tokens) for one in sampled.rollouts if one.trained]
     return {
         "reward": float(rewards.mean()) if len(rewards) else math.nan,
         "reward_std": float(rewards.std(ddof=1)) if len(rewards) > 1 else 0.0,
@@ -89,4 +90,5 @@ def step_metrics(sampled: Sampled, updated: Updated, *, reference: bool) -> dict
         "updates": float(updated.updates),
         "rollout_seconds": sampled.rollout_seconds,
         "reward_seconds": sampled.reward_seconds,
+        **({"trained_tokens_mean": float(np.mean(trained))} if trained else {}),
     } | updated.sums.means(reference=reference)

@@ -89,16 +89,17 @@ def update_terms(rollouts: Sequence[Rollout], hyper: RlHyperparameters) -> list[
     return updates
 
 
-def micro_batches(rollouts: Sequence[Rollout], limit: int) -> list[list[Rollout]]:
-    """Runs of rollouts, in order, of up to `limit` tokens, where a prompt counts once; a longer one is alone.
+def micro_batches(rollouts: Sequence[Rollout], limit: int, *, shared_prompts: bool = True) -> list[list[Rollout]]:
+    """Runs of rollouts, in order, of up to `limit` tokens; a longer one is alone.
 
-    A group may be split between two runs: its prompt is then computed in both.
+    A prompt counts once, if the model shares it between rollouts. A group may be split between two runs: its prompt is
+    then computed in both.
     """
     runs: list[list[Rollout]] = []
     tokens = 0
     for one in rollouts:
         prompt = len(one.prompt.tokens)
-        shared = bool(runs) and runs[-1][-1].group == one.group
+        shared = shared_prompts and bool(runs) and runs[-1][-1].group == one.group
         added = len(one.tokens) + 1 + (0 if shared else prompt)
         if not runs or tokens + added > limit:
             runs.append([])

@@ -117,7 +117,7 @@ class Updater:
         self, update: UpdateTerms, old: dict[Key, Tensor], reference: dict[Key, Tensor], rate: float, done: Updated
     ) -> None:
         before, wanted = done.sums.tokens, sum(len(one.tokens) for one in update.members)
-        for micro in micro_batches(update.members, self.micro_batch_tokens):
+        for micro in self._micro_batches(update.members):
             batch, loss = packed(micro), _Loss(self.hyper, update.counts, micro, old, reference, done.sums)
             with self.in_learner():
                 self.learner.forward_backward_with(batch, loss, self.hyper.temperature)
@@ -130,6 +130,10 @@ class Updater:
         done.grad_norm, done.finite = stats.grad_norm, stats.finite
         for one in update.members:
             one.trained = done.finite
+
+    def _micro_batches(self, rollouts: Sequence[Rollout]) -> list[list[Rollout]]:
+        shared = self.learner.model.shares_prefixes
+        return micro_batches(rollouts, self.micro_batch_tokens, shared_prompts=shared)
 
     def _charge(self, graded: Sequence[Rollout]) -> None:
         """Takes the divergence off rewards, as a part of them."""
@@ -148,7 +152,7 @@ class Updater:
     def _log_probs(self, *updates: Sequence[Rollout]) -> dict[Key, Tensor]:
         """Of every rollout's tokens, in the micro-batches that these updates have."""
         found: list[Tensor] = []
-        for micro in (micro for rollouts in updates for micro in micro_batches(rollouts, self.micro_batch_tokens)):
+        for micro in (micro for rollouts in updates for micro in self._micro_batches(rollouts)):
             batch = packed(micro)
             with self.in_learner():
                 whole = self.learner.log_probs(batch, self.hyper.temperature)
