@@ -39,8 +39,8 @@ _SIMPO_BETA, _BETA = 2.0, 0.1
 
 
 def beta_of(hyper: DpoHyperparameters) -> float:
-    """What `beta` None stands for. SimPO's rewards are means over tokens, not sums, so its beta is larger: 2.0 to 2.5 in
-    its paper."""
+    """What `beta` None stands for. SimPO's rewards are means over tokens, not sums, so its beta is larger: 2.0 to 2.5
+    in its paper."""
     if hyper.beta is not None:
         return hyper.beta
     return _SIMPO_BETA if hyper.loss == "simpo" else _BETA
