@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from finery.types.environments import EnvironmentSpec
 from finery.types.ids import new_id
 from finery_gpu_workers.environments.rewards import open_rewards
 from finery_gpu_workers.environments.types import Answer, Grade, Rewards
+from finery_gpu_workers.errors import WorkerError
 
 SPEC: TypeAdapter[EnvironmentSpec] = TypeAdapter(EnvironmentSpec)
 FILE = new_id("file", 2)
@@ -189,3 +191,84 @@ def test_cpu_seconds_of_customers_code_are_counted(evaluated: Callable[[str], Gr
     busy = evaluated("while time.process_time() < 0.3: pass\nanswer = 1")
     assert 0.29 < busy.cpu_seconds < 1.0
     assert evaluated("time.sleep(0.3)\nanswer = 1").cpu_seconds < 0.2
+
+
+# ---- what is forged and what is counted
+
+
+FORGED = "import json\njson.dumps = lambda message: {!r}\nanswer = 1"
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        ('{"value": {"number": 1' + "0" * 400 + "}}", "invalid_reward"),
+        ('{"value": {"other": {"a": 1}}}', "invalid_reward"),
+        ('{"value": {"dict": [[["a"], {"number": "1"}]]}}', "invalid_reward"),
+        ('{"killed": true}', "error"),
+        ("[1]", "error"),
+        ("[" * 100_000, "error"),
+    ],
+)
+def test_a_forged_message_is_a_failure_of_that_grade(evaluated: Callable[[str], Grade], said: str, code: str) -> None:
+    assert failed(evaluated(FORGED.format(said)))[0] == code
+    assert evaluated("answer = 0.5").reward == 0.5
+
+
+def test_forged_seconds_are_not_believed(tmp_path: Path) -> None:
+    source = (
+        "import json\nreal = json.dumps\n"
+        "json.dumps = lambda message: real(message | {'cpu': CPU} if 'n' in message else message)\n"
+        "def grade(sample, item): return 1\n"
+    )
+    for cpu, most in (("1e300", 0.0), ("10**400", 0.0), ("1e8", 200.0), ("-1", 0.0), ("True", 1.0)):
+        with rewards_of(python(source.replace("CPU", cpu)), tmp_path) as rewards:
+            grade = rewards.submit(Answer("", {})).result()
+        assert grade.reward == 1
+        assert 0 <= grade.cpu_seconds <= most
+
+
+def test_entries_of_one_name_are_not_lost(evaluated: Callable[[str], Grade]) -> None:
+    code, message = failed(evaluated("answer = {1: 0.5, '1': 0.25}"))
+    assert (code, "['1'] twice" in message) == ("invalid_reward", True)
+
+
+def test_tracebacks_show_no_folders_of_this_machine(evaluated: Callable[[str], Grade], tmp_path: Path) -> None:
+    code, message = failed(evaluated("import json; json.loads('{')"))
+    assert code == "error"
+    assert 'File "json/decoder.py", line ' in message
+    assert sys.base_prefix not in message
+    with pytest.raises(WorkerError) as refused, rewards_of(python("x = 1\ndef grade(sample, item)\n"), tmp_path):
+        pass
+    lines = refused.value.message.splitlines()
+    assert lines[1].strip() == 'File "grader.py", line 2'
+    assert "importlib" not in refused.value.message
+
+
+SPIN = "t = time.process_time()\nwhile time.process_time() - t < 0.5: pass\n"
+UNWAITED = (
+    "ours, theirs = os.pipe()\n"
+    f"if os.fork() == 0:\n    exec({SPIN!r})\n    os.write(theirs, b'x')\n    time.sleep(60)\n"
+)
+EATEN = "if os.fork() == 0:\n    x = b'x' * (600 << 20)\n    time.sleep(60)\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "failure"),
+    [(f"{UNWAITED}os.read(ours, 1)\nanswer = 1", None), (f"{SPIN}{EATEN}{EATEN}time.sleep(60)", "error")],
+    ids=["left running", "ended for its memory"],
+)
+def test_cpu_seconds_are_counted_however_a_call_ends(
+    evaluated: Callable[[str], Grade], code: str, failure: str | None
+) -> None:
+    grade = evaluated(code)
+    assert (grade.failure.code if grade.failure else None) == failure
+    assert 0.5 <= grade.cpu_seconds < 4.0
+
+
+def test_loading_is_not_counted_where_a_call_is_killed(tmp_path: Path) -> None:
+    source = f"import time\n{SPIN}def grade(sample, item): time.sleep(item['seconds'])\n"
+    with rewards_of(python(source, timeout_seconds=1), tmp_path) as rewards:
+        grade = rewards.submit(Answer("", {"seconds": 60})).result()
+    assert failed(grade)[0] == "timeout"
+    assert grade.cpu_seconds < 0.3

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from finery_gpu_workers.sandbox.limits import Limits
-from finery_gpu_workers.sandbox.process import Ended, Sandbox, TimeIsOver
+from finery_gpu_workers.sandbox.process import Ended, OutOfMemory, Sandbox, TimeIsOver
 
 _HARNESS = Path(__file__).with_name("harness.py")
 _LOAD_SECONDS = 60.0
 _CPU_SECONDS_MORE = 2
+_MOST_SECONDS = 1e9
 
 
 class LoadError(Exception):
@@ -52,20 +55,23 @@ class Function:
         self._load_seconds = load_seconds or _LOAD_SECONDS
         self._sandbox: Sandbox | None = None
         self._interrupted = False
-        self._count, self._used = 0, 0.0
+        self._count = 0
+        self._used = math.inf
+        """CPU seconds of the process up to its last reply; loading is not counted."""
 
     def start(self) -> None:
         """Raises LoadError, SandboxUnavailable."""
         try:
             self._open()
         except Ended as error:
+            self._dropped()
             raise LoadError(f"loading it failed: {error}") from None
 
     def _open(self) -> None:
         if self._sandbox is not None:
             return
         self._sandbox = Sandbox(_HARNESS.read_text("utf-8"), limits=self._limits, read=self._read)
-        self._used = 0.0
+        self._used = math.inf
         if self._interrupted:
             self._sandbox.interrupt()
         setup = self._setup | {"forks": not self._sandbox.backend.alone}
@@ -74,12 +80,10 @@ class Function:
         except TimeIsOver:
             self._sandbox = None
             raise LoadError(f"loading took longer than {self._load_seconds:g} s") from None
-        except Ended:
-            self._sandbox = None
-            raise
         if "failed" in answer:
             self.close()
-            raise LoadError(showable(str(answer["failed"]), 4000))
+            raise LoadError(_text(answer, "failed", 4000))
+        self._used = _seconds(answer, "total")
 
     def call(self, payload: Mapping[str, Any], seconds: float) -> Reply:
         """The reply, at the latest `seconds` after the function was there to be called and a little for killing it.
@@ -91,27 +95,23 @@ class Function:
                 self._open()
                 return self._call(payload, seconds)
             except Ended as error:
-                why = str(error)
+                why, used = str(error), self._dropped()
                 if self._interrupted:
                     break
-                if "memory" in why:
-                    return Reply(failed=f"the grader was ended: {why}")
+                if isinstance(error, OutOfMemory):
+                    return Reply(failed=f"the grader was ended: {why}", cpu_seconds=used)
         raise Lost(why)
 
     def _call(self, payload: Mapping[str, Any], seconds: float) -> Reply:
         assert self._sandbox is not None
-        sandbox, self._count = self._sandbox, self._count + 1
+        sandbox, self._count, began = self._sandbox, self._count + 1, time.monotonic()
         cpu_seconds = math.ceil(seconds) + _CPU_SECONDS_MORE
         request = {"n": self._count, "payload": payload, "cpu_seconds": cpu_seconds}
         try:
             answer = _object(sandbox.ask(json.dumps(request).encode(), seconds))
         except TimeIsOver as error:
-            self._sandbox = None
-            used = max(0.0, sandbox.stop().cpu_seconds - self._used)
-            return Reply(failed=str(error), timed_out=True, cpu_seconds=used)
-        except Ended:
-            self._sandbox = None
-            raise
+            return Reply(failed=str(error), timed_out=True, cpu_seconds=self._dropped())
+        self._used = _seconds(answer, "total")
         if sandbox.backend.alone or answer.get("over") is not False or answer.get("n") != self._count:
             self.close()
         if answer.get("n") != self._count:
@@ -119,9 +119,12 @@ class Function:
         if answer.get("killed"):
             self.close()
             raise Ended("its process was killed")
-        reply = _reply(answer)
-        self._used += reply.cpu_seconds
-        return reply
+        return _reply(answer, most_seconds=(time.monotonic() - began) * (os.cpu_count() or 1) + 1)
+
+    def _dropped(self) -> float:
+        """CPU seconds since its last reply, of a process that has ended or is ended now."""
+        sandbox, self._sandbox = self._sandbox, None
+        return 0.0 if sandbox is None else max(0.0, sandbox.stop().cpu_seconds - self._used)
 
     def interrupt(self) -> None:
         """Ends what runs, from another thread; the function is not to be called again."""
@@ -149,10 +152,19 @@ def _object(line: bytes) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _reply(answer: Mapping[str, Any]) -> Reply:
-    cpu, printed = answer.get("cpu"), answer.get("printed")
-    seconds = float(cpu) if isinstance(cpu, int | float) and math.isfinite(cpu) and cpu >= 0 else 0.0
-    text = showable(printed, 2000) if isinstance(printed, str) else ""
+def _reply(answer: Mapping[str, Any], most_seconds: float) -> Reply:
+    seconds, printed = min(_seconds(answer, "cpu"), most_seconds), _text(answer, "printed", 2000)
     if "value" in answer:
-        return Reply(value=answer["value"], printed=text, cpu_seconds=seconds)
-    return Reply(failed=showable(str(answer.get("failed", "no answer")), 4000), printed=text, cpu_seconds=seconds)
+        return Reply(value=answer["value"], printed=printed, cpu_seconds=seconds)
+    return Reply(failed=_text(answer, "failed", 4000) or "no answer", printed=printed, cpu_seconds=seconds)
+
+
+def _seconds(answer: Mapping[str, Any], name: str) -> float:
+    """0 where it is no number of seconds."""
+    value = answer.get(name)
+    return float(value) if isinstance(value, int | float) and 0 <= value < _MOST_SECONDS else 0.0
+
+
+def _text(answer: Mapping[str, Any], name: str, length: int) -> str:
+    value = answer.get(name)
+    return showable(value, length) if isinstance(value, str) else ""

@@ -32,7 +32,9 @@ _PRINTED = 2000
 _TRACEBACK = 2000
 _MESSAGE = 1 << 24
 _REPLIES = 3
-_DUMPABLE = 4
+_DUMPABLE, _SUBREAPER = 4, 36
+_OURS = ('File "<string>"', 'File "<frozen importlib', "/importlib/abc.py")
+"""Lines of tracebacks that say nothing of the customer's code."""
 
 
 class _Source(importlib.abc.InspectLoader):
@@ -128,12 +130,14 @@ def _shown(value: Any) -> dict[str, Any]:
 
 
 def _text(error: BaseException) -> str:
-    """The end of the traceback, from the customer's own lines on."""
+    """The end of the traceback, from the customer's own lines on, without the folders of this machine."""
     if isinstance(error, _Refused):
         return str(error)
     lines = traceback.format_exception(type(error), error, error.__traceback__.tb_next if error.__traceback__ else None)
-    own = [line for line in lines if 'File "<string>"' not in line]
-    return "".join(own or lines)[-_TRACEBACK:]
+    text = "".join([line for line in lines if not any(ours in line for ours in _OURS)] or lines)
+    for folder in sorted((folder for folder in sys.path if isinstance(folder, str) and folder), key=len, reverse=True):
+        text = text.replace(f'File "{folder}/', 'File "')
+    return text[-_TRACEBACK:]
 
 
 def _alone(call: Call, request: dict[str, Any]) -> dict[str, Any]:
@@ -145,6 +149,12 @@ def _alone(call: Call, request: dict[str, Any]) -> dict[str, Any]:
         except BaseException as error:
             message = {"failed": _text(error)}
     return {**message, "printed": printed.getvalue()[:_PRINTED], "cpu": time.process_time() - before}
+
+
+def _used() -> float:
+    """CPU seconds of the processes of calls, those that are still running apart."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _child(call: Call, payload: Any, cpu_seconds: int, channel: int, printed: int) -> NoReturn:
@@ -185,12 +195,14 @@ def _run(call: Call, payload: Any, cpu_seconds: int) -> dict[str, Any]:
     _, status, used = os.wait4(pid, 0)
     for fd in (ours, shown):
         os.close(fd)
-    cpu = used.ru_utime + used.ru_stime
-    reply = {"printed": text.decode("utf-8", "replace")[:_PRINTED], "cpu": cpu}
+    shows = {"printed": text.decode("utf-8", "replace")[:_PRINTED]}
     try:
-        return {**json.loads(message), **reply}
-    except ValueError:
-        return {**_ended(os.waitstatus_to_exitcode(status), cpu, cpu_seconds), **reply}
+        said = json.loads(message)
+    except (ValueError, RecursionError):
+        said = None
+    if isinstance(said, dict) and (given := {name: said[name] for name in ("value", "failed") if name in said}):
+        return {**given, **shows}
+    return {**_ended(os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime, cpu_seconds), **shows}
 
 
 def _ended(code: int, cpu: float, cpu_seconds: int) -> dict[str, Any]:
@@ -259,14 +271,21 @@ def _remove(path: str) -> None:
 
 
 def _say(reply: dict[str, Any]) -> None:
-    view = memoryview(json.dumps(reply).encode() + b"\n")
+    reply["total"] = time.process_time() + _used()
+    try:
+        text = json.dumps(reply)
+    except RecursionError:
+        text = json.dumps({**reply, "value": None})
+    view = memoryview(text.encode() + b"\n")
     while view:
         view = view[os.write(_REPLIES, view) :]
 
 
 def main() -> None:
     os.set_inheritable(_REPLIES, False)
-    ctypes.CDLL(None).prctl(_DUMPABLE, 0, 0, 0, 0)  # a call may not look into this process
+    libc = ctypes.CDLL(None)
+    libc.prctl(_DUMPABLE, 0, 0, 0, 0)  # a call may not look into this process
+    libc.prctl(_SUBREAPER, 1, 0, 0, 0)  # what a call leaves behind is reaped here, and its CPU time counted
     requests = os.fdopen(0, "rb", closefd=False)
     setup = json.loads(requests.readline())
     try:
@@ -278,14 +297,15 @@ def main() -> None:
         stream.flush()  # else every fork prints it again
     _say({"value": {"ready": True}})
     for line in requests:
-        request = json.loads(line)
+        request, before = json.loads(line), _used()
         reply = _run(call, request["payload"], request["cpu_seconds"]) if setup["forks"] else _alone(call, request)
         over = False
         try:
             _clean(setup["forks"])
         except (OSError, RecursionError):
             over = True  # what the call left cannot be removed: the next one gets another process
-        _say({**reply, "n": request["n"], "over": over})
+        counted = {"cpu": _used() - before} if setup["forks"] else {}
+        _say({**reply, **counted, "n": request["n"], "over": over})
 
 
 main()

@@ -50,8 +50,12 @@ def _reward(value: Any) -> tuple[float, dict[str, float | None]]:
         raise Failed("no_reward", "expected a number, or a dict with at least one, found an empty dict")
     if len(items) > _PARTS:
         raise Failed("invalid_reward", f"expected at most {_PARTS} entries, found more")
-    named = [(showable(str(key), 100), part) for key, part in items]
-    parts: dict[str, float | None] = {key: _number(part, f"[{key!r}]") for key, part in named}
+    parts: dict[str, float | None] = {}
+    for given, part in items:
+        key = showable(given, 100) if isinstance(given, str) else "something else"
+        if key in parts:
+            raise Failed("invalid_reward", f"expected entries with names of their own, found [{key!r}] twice")
+        parts[key] = _number(part, f"[{key!r}]")
     try:
         return math.fsum(part for part in parts.values() if part is not None), parts
     except OverflowError:
@@ -60,11 +64,15 @@ def _reward(value: Any) -> tuple[float, dict[str, float | None]]:
 
 def _number(value: Any, where: str) -> float:
     if isinstance(value, dict) and "number" in value and type(value["number"]) in (int, float):
-        number = float(value["number"])
+        try:
+            number = float(value["number"])
+        except OverflowError:
+            number = math.inf
         if math.isfinite(number):
             return number
         raise Failed("invalid_reward", f"{where}: expected a finite number, found {number}")
     if isinstance(value, dict) and "none" in value:
         raise Failed("no_reward", f"{where}: expected a number, found None; None is not 0")
-    found = showable(str(value.get("other", "something else")), 200) if isinstance(value, dict) else "something else"
-    raise Failed("invalid_reward", f"{where}: expected a number, found {found}")
+    found = value.get("other") if isinstance(value, dict) else None
+    shown = showable(found, 200) if isinstance(found, str) else "something else"
+    raise Failed("invalid_reward", f"{where}: expected a number, found {shown}")

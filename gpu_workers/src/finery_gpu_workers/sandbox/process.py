@@ -34,6 +34,10 @@ class Ended(Exception):  # noqa: N818 - not a fault
     """The program ended by itself, or was ended for its memory; the message says how."""
 
 
+class OutOfMemory(Ended):
+    """It was ended for its memory."""
+
+
 @dataclass(frozen=True)
 class Report:
     """How it ended."""
@@ -139,7 +143,7 @@ class Sandbox:
         if report.failed is not None:
             raise SandboxUnavailable(report.failed)
         if report.why == "memory":
-            raise Ended("its processes took more memory than it may have")
+            raise OutOfMemory("its processes took more memory than it may have")
         if report.why == "lost":
             raise Ended("it was killed")
         status = report.status

@@ -34,18 +34,25 @@ _REFUSED = (
     *("setuid", "setgid", "setreuid", "setregid", "setresuid", "setresgid", "setgroups"),
 )
 _SIGNALS = ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
-_PRIORITIES = ("setpriority", "ioprio_set", "sched_setaffinity", "sched_setparam", "sched_setscheduler", "sched_setattr")
+_PRIORITIES = (
+    *("setpriority", "ioprio_set", "sched_setaffinity", "sched_setparam", "sched_setscheduler", "sched_setattr"),
+)
 """Of any process of the same user."""
 _FORKS = ("fork", "vfork", "clone")
 _ATTRIBUTES = (
-    *("truncate", "chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "lchown", "fchown", "fchownat", "utime", "utimes"),
-    *("utimensat", "futimesat", "setxattr", "lsetxattr", "fsetxattr", "setxattrat", "removexattr", "lremovexattr"),
-    *("fremovexattr", "removexattrat", "file_setattr", "mknod", "mknodat"),
+    *("chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "lchown", "fchown", "fchownat", "utime", "utimes"),
+    *("truncate", "utimensat", "futimesat", "setxattr", "lsetxattr", "fsetxattr", "setxattrat", "removexattr"),
+    *("lremovexattr", "fremovexattr", "removexattrat", "file_setattr", "mknod", "mknodat"),
 )
 """Landlock leaves the attributes of a user's own files alone, wherever they are; before its version 3, lengths too."""
 _NEWER = {
-    **{"fchmodat2": 452, "statmount": 457, "listmount": 458, "setxattrat": 463, "removexattrat": 466},
-    **{"open_tree_attr": 467, "file_setattr": 469},
+    "fchmodat2": 452,
+    "statmount": 457,
+    "listmount": 458,
+    "setxattrat": 463,
+    "removexattrat": 466,
+    "open_tree_attr": 467,
+    "file_setattr": 469,
 }
 """Numbers, the same on every machine, of calls that libseccomp may be too old to know."""
 _UNIX, _DATAGRAM, _RAW = 1, 2, 3
