@@ -88,6 +88,26 @@ EVALUATED = {"eval_prompts": 4}
             "max_prompt_tokens + max_new_tokens of at most 8192, which smollm2-135m-instruct takes, found 8000 + 193",
         ),
         ({"max_new_tokens": 8192}, "max_new_tokens", "max_length_too_long", "found 1 + 8192"),
+        (
+            {"prompts_per_step": 1024, "samples_per_prompt": 513},
+            "prompts_per_step",
+            "invalid_value",
+            "expected prompts_per_step × samples_per_prompt × rounds × max_new_tokens of at most 134217728 tokens, which "
+            f"are held together, found {1024 * 513 * 256}",
+        ),
+        (
+            {"prompts_per_step": 256, "samples_per_prompt": 513, "dynamic_sampling": True},
+            "prompts_per_step",
+            "invalid_value",
+            f"found {256 * 513 * 4 * 256}",
+        ),
+        (
+            {"eval_prompts": 2048, "eval_samples": 256},
+            "eval_prompts",
+            "invalid_value",
+            "eval_prompts × (1 + eval_samples) × max_new_tokens of at most 134217728 tokens, which are held together, "
+            f"found {2048 * 257 * 256}",
+        ),
         ({"decay_ratio": 0.3}, "decay_ratio", "not_applicable", "found constant"),
     ],
 )
@@ -132,6 +152,7 @@ async def test_a_job_shows_what_its_algorithm_sets(api: Api, hyper: dict[str, An
         {"kl_coefficient": 0.05, "kl_estimator": "k1", "kl_placement": "reward"},
         {"kl_estimator": "k3", "kl_placement": "loss", "max_resampling": 3, "pass_threshold": 1.0},  # defaults
         {"overlong": "penalize", "overlong_buffer": 256},
+        {"prompts_per_step": 1024, "samples_per_prompt": 512},  # 2^27 tokens
         {**EVALUATED, "eval_samples": 8, "pass_threshold": 0.5, "eval_every": 5, "target_reward": 0.9},
         {**EVALUATED, "early_stopping_patience": 2, "early_stopping_min_delta": 0.01},
         {"max_prompt_tokens": 7936, "max_new_tokens": 256},

@@ -11,6 +11,8 @@ from finery_service.models.tables import ModelRow
 _DEFAULTS = RlHyperparameters()
 _ABOUT_HELD_OUT = ("eval_every", "early_stopping_patience", "eval_samples", "pass_threshold", "target_reward")
 _MAX_UPDATES = 64
+_MAX_TOKENS = 2**27
+"""Of all answers of a step, or of an evaluation: workers hold them until they are stored, some 150 bytes a token."""
 
 
 def check(spec: RlJobCreate) -> None:
@@ -60,7 +62,22 @@ def fitted(hyper: RlHyperparameters, model: ModelRow) -> RlHyperparameters:
     if hyper.overlong_buffer is not None and hyper.overlong_buffer > new:
         expected = f"at most max_new_tokens ({new})"
         raise refusal("invalid_value", "hyperparameters.overlong_buffer", expected, hyper.overlong_buffer)
-    return resolved(hyper.model_copy(update={"max_new_tokens": new, "max_prompt_tokens": prompt}))
+    found = resolved(hyper.model_copy(update={"max_new_tokens": new, "max_prompt_tokens": prompt}))
+    _check_size(found)
+    return found
+
+
+def _check_size(hyper: RlHyperparameters) -> None:
+    """Of a step with all its rounds, and of an evaluation."""
+    rounds = 1 + hyper.max_resampling if hyper.dynamic_sampling else 1
+    answers = {
+        "prompts_per_step × samples_per_prompt × rounds": hyper.prompts_per_step * hyper.samples_per_prompt * rounds,
+        "eval_prompts × (1 + eval_samples)": hyper.eval_prompts * (1 + hyper.eval_samples),
+    }
+    for product, count in answers.items():
+        if (tokens := count * hyper.max_new_tokens) > _MAX_TOKENS:
+            expected = f"{product} × max_new_tokens of at most {_MAX_TOKENS} tokens, which are held together"
+            raise refusal("invalid_value", f"hyperparameters.{product.split()[0]}", expected, tokens)
 
 
 def _check_updates(hyper: RlHyperparameters) -> None:
