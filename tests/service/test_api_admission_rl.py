@@ -92,8 +92,8 @@ EVALUATED = {"eval_prompts": 4}
             {"prompts_per_step": 1024, "samples_per_prompt": 513},
             "prompts_per_step",
             "invalid_value",
-            "expected prompts_per_step × samples_per_prompt × rounds × max_new_tokens of at most 134217728 tokens, which "
-            f"are held together, found {1024 * 513 * 256}",
+            "expected prompts_per_step × samples_per_prompt × rounds × max_new_tokens of at most 134217728 tokens, "
+            f"which are held together, found {1024 * 513 * 256}",
         ),
         (
             {"prompts_per_step": 256, "samples_per_prompt": 513, "dynamic_sampling": True},
