@@ -46,7 +46,8 @@ async def files(
     if place is None:
         return found, 0
     first = found[0] if found else None
-    if first is None or rows.place(first.step, _kind(first), place.number) != place or place.number >= first.count:
+    # It may have fewer rollouts than it had: a later attempt has done the step again meanwhile.
+    if first is None or rows.place(first.step, _kind(first), place.number) != place:
         raise _no_cursor()
     return found, place.number + 1
 
