@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from finery.types.environments import EnvironmentRunCreate, GradedAnswer, SampleAnswer
+from finery.types.environments import EnvironmentRunCreate, GradedAnswer, SampleAnswer, ShownPrompt
 from finery.types.ids import new_id
 from finery_gpu_workers import run
+from finery_gpu_workers.methods.grade import _prompts_json
 from finery_protos.v1 import worker_pb2 as pb
 from finery_testing.control_plane import FakeControlPlane
 
@@ -140,3 +141,10 @@ def test_a_held_out_file_comes_after_the_prompts(make_job: MakeJob) -> None:
     assert [answer.reward for answer in answers] == [0.0, 1.0]
     assert control.graded is not None
     assert control.graded.prompt_count == 3
+
+
+def test_prompts_are_as_many_as_a_message_holds_in_bytes() -> None:
+    prompts = [ShownPrompt(index=place, text="\N{CJK UNIFIED IDEOGRAPH-4E00}" * 300_000) for place in range(4)]
+    shown = _prompts_json(prompts)
+    assert [one["index"] for one in json.loads(shown)] == [0]
+    assert len(shown.encode()) < 1_500_000

@@ -240,6 +240,12 @@ def test_a_long_line_is_sent_and_received(backend: Backend) -> None:
     sandbox.stop()
 
 
+def test_an_answer_without_an_end_is_not_kept(backend: Backend) -> None:
+    sandbox = Sandbox(SERVER, backend=backend, limits=Limits(reply_bytes=MIB))
+    with pytest.raises(Ended, match="longer than 1048576 bytes"):
+        ask(sandbox, "while True: os.write(3, bytes(65536))")
+
+
 def test_a_program_that_ends_says_how(backend: Backend) -> None:
     sandbox = Sandbox(SERVER, backend=backend)
     with pytest.raises(Ended, match="exit status 3"):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -17,12 +19,16 @@ from finery_gpu_workers.sandbox import backend as backends
 from finery_gpu_workers.sandbox import process
 from finery_gpu_workers.sandbox.backend import Backend
 from finery_gpu_workers.sandbox.limits import Limits, SandboxUnavailable
-from finery_gpu_workers.sandbox.process import Sandbox
+from finery_gpu_workers.sandbox.process import Ended, Sandbox
 
 from .test_sandbox import ROOT, SERVER, ask, backend
 
 __all__ = ["backend"]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is one of Linux")
+
+
+def of_kind(kind: str) -> Backend:
+    return Backend("bubblewrap" if kind == "bubblewrap" else "landlock", own_user=ROOT and kind != "alone")
 
 
 def test_it_runs_as_nobody_that_we_know(backend: Backend) -> None:
@@ -67,9 +73,36 @@ def test_limits_are_above_zero() -> None:
 @pytest.mark.parametrize("order", [8, 10, 15])
 def test_without_a_user_of_its_own_it_sends_no_signals_by_descriptors(order: int) -> None:
     """F_SETOWN, F_SETSIG, F_SETOWN_EX: kernels before 6.12 deliver them, so that the call itself is refused."""
-    sandbox = Sandbox(SERVER, backend=Backend("landlock", own_user=False))
+    sandbox = Sandbox(SERVER, backend=of_kind("alone"))
     code = f"import fcntl; answer = fcntl.fcntl(os.pipe()[0], {order}, {os.getpid()} if {order} == 8 else bytes(8))"
     assert ask(sandbox, code) == "'PermissionError'"
+    sandbox.stop()
+
+
+OF_I386 = """import ctypes, mmap
+code = mmap.mmap(-1, 4096, prot=7)
+code.write(bytes.fromhex('b814000000cd80c3'))
+answer = ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(code)))()"""
+"""getpid by `int 0x80`, with the numbers of another machine, which the filter's do not mean."""
+OF_X32 = "import ctypes; answer = ctypes.CDLL(None).syscall(0x40000000 + 39)"
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="a machine with three ways to make calls")
+@pytest.mark.parametrize("kind", [*backends.KINDS, "alone"])
+@pytest.mark.parametrize("code", [OF_I386, OF_X32], ids=["i386", "x32"])
+def test_calls_by_the_numbers_of_another_machine_kill_it(kind: str, code: str) -> None:
+    sandbox = Sandbox(SERVER, backend=of_kind(kind))
+    with pytest.raises(Ended, match=r"signal 31|exit status 159"):
+        ask(sandbox, code)
+    outside = subprocess.run([sys.executable, "-c", code], check=False)
+    assert -outside.returncode != signal.SIGSYS
+
+
+@pytest.mark.parametrize("kind", [*backends.KINDS, "alone"])
+def test_an_event_loop_works(kind: str) -> None:
+    """It stands on a pair of sockets."""
+    sandbox = Sandbox(SERVER, backend=of_kind(kind))
+    assert ask(sandbox, "import asyncio; answer = asyncio.run(asyncio.sleep(0, 7))") == "7"
     sandbox.stop()
 
 

@@ -11,7 +11,7 @@ from finery_gpu_workers.environments.calls import Function
 from finery_gpu_workers.errors import WorkerError
 from finery_gpu_workers.sandbox.limits import Limits
 
-_LIMITS = Limits(memory_bytes=4 * 2**30)
+_LIMITS = Limits(memory_bytes=4 * 2**30, reply_bytes=2**25)
 
 
 def function_of(spec: ReasoningGymEnvironment) -> Function:

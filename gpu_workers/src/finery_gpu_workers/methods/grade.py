@@ -153,19 +153,19 @@ def _graded(answer: SampleAnswer, grade: Grade) -> GradedAnswer:
 
 def _prompts_json(prompts: Sequence[ShownPrompt]) -> str:
     """As many as one message holds, from the first."""
-    while len(text := _PROMPTS.dump_json(tuple(prompts)).decode()) > _PART_BYTES and prompts:
+    while len(text := _PROMPTS.dump_json(tuple(prompts))) > _PART_BYTES and prompts:
         prompts = prompts[: len(prompts) // 2]
-    return text
+    return text.decode()
 
 
 def _answers_json(answers: Sequence[GradedAnswer]) -> str:
     """Where all are more than one message holds, each text is cut: who asked has it, and grades are what is wanted."""
-    text = _ANSWERS.dump_json(tuple(answers)).decode()
+    text = _ANSWERS.dump_json(tuple(answers))
     length = 4 * _SHORT
-    while len(text.encode()) > _PART_BYTES and length > 1:
+    while len(text) > _PART_BYTES and length > 1:
         length //= 2
-        text = _ANSWERS.dump_json(tuple(_cut(answer, length) for answer in answers)).decode()
-    return text
+        text = _ANSWERS.dump_json(tuple(_cut(answer, length) for answer in answers))
+    return text.decode()
 
 
 def _cut(answer: GradedAnswer, length: int) -> GradedAnswer:

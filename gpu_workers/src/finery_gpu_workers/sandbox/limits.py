@@ -27,6 +27,8 @@ class Limits:
     tmp_bytes: int = 64 * _MIB
     """Of all files in the folder for temporary files, which is memory."""
     tmp_files: int = 4096
+    reply_bytes: int = 4 * _MIB
+    """Of one answer: whoever reads it needs many times as much memory."""
 
     def __post_init__(self) -> None:
         if bad := [name for name, value in vars(self).items() if value < 1]:

@@ -20,7 +20,6 @@ from finery_gpu_workers.sandbox.syscalls import seccomp_filter
 _ROOT = str(Path(__file__).parents[2])
 _LAUNCH = f"import sys; sys.path.append({_ROOT!r}); from finery_gpu_workers.sandbox.launch import main; main()"
 _CHUNK = 65536
-_LINE_BYTES = 32 * 2**20
 _STOP_SECONDS = 10.0
 _PROBE_SECONDS = 20.0
 _PROBE = "import os\nfor line in os.fdopen(0, 'rb'): os.write(3, line)"
@@ -68,7 +67,9 @@ class Sandbox:
         self._uid = backends.fresh_uid() if self.backend.own_user else None
         self._buffer = b""
         self._report: Report | None = None
-        plan = _plan(self.backend, self._uid, limits or Limits(), source, read)
+        limits = limits or Limits()
+        self._reply_bytes = limits.reply_bytes
+        plan = _plan(self.backend, self._uid, limits, source, read)
         self._start(plan)
 
     def _start(self, plan: dict[str, object]) -> None:
@@ -112,7 +113,7 @@ class Sandbox:
         poll.register(self._reports, select.POLLIN)
         while b"\n" not in self._buffer:
             ready = dict(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
-            if not ready or len(self._buffer) > _LINE_BYTES:
+            if not ready:
                 self.stop()
                 raise TimeIsOver(f"no answer within {seconds:g} s")
             if stdin in ready and not (sending := self._sent(stdin, sending)):
@@ -136,6 +137,9 @@ class Sandbox:
     def _received(self) -> bool:
         chunk = os.read(self._result, _CHUNK)
         self._buffer += chunk
+        if len(self._buffer) > self._reply_bytes:
+            self.stop()
+            raise Ended(f"its answer is longer than {self._reply_bytes} bytes")
         return bool(chunk)
 
     def _ended(self) -> None:
