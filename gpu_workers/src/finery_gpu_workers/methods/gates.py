@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 
 import numpy as np
@@ -9,10 +10,13 @@ import numpy as np
 from finery.types.methods import Adapter, LoraAdapter
 from finery_gpu_workers.data.packing import Plan
 from finery_gpu_workers.data.prepared import PreparedSet
+from finery_gpu_workers.learner import Learner
 from finery_gpu_workers.methods.objective import Rows
 from finery_gpu_workers.models.interface import Model
 from finery_gpu_workers.models.targets import SAVED
 from finery_gpu_workers.resume import Cursor
+
+_log = logging.getLogger(__name__)
 
 # Of a row's second token the first is the only key: attention is 1 whatever the query.
 _ATTENTION_SCORES = ("q_proj", "k_proj", "q_norm", "k_norm", "qkv_proj")
@@ -53,6 +57,18 @@ def deepest_target(rows: PreparedSet) -> int:
         starts = offsets[np.searchsorted(offsets, targets, side="right") - 1]
         deepest = max(deepest, int((targets - starts).max(initial=-1)) + 1)
     return deepest
+
+
+def check_gradients(
+    learner: Learner, parameters: Iterable[str], untouched: Iterable[str], *, deepest: int, steps: int
+) -> None:
+    """Of all trained parameters, those that never got a gradient are `untouched`. `deepest`: see `deepest_target`."""
+    if not (silent := without_gradient(parameters, untouched, deepest)):
+        return
+    what = f"{len(silent)} trained modules never got a gradient in {steps} steps, as {silent[:3]}"
+    if len(silent) == len(learner.trained.modules) or learner.model.engine != "transformers":
+        raise RuntimeError(what)
+    _log.warning("%s: other architectures have parts that text does not reach", what)
 
 
 def without_gradient(parameters: Iterable[str], untouched: Iterable[str], deepest: int) -> list[str]:

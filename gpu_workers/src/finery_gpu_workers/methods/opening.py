@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from finery_gpu_workers.manifest import compute_of
 from finery_gpu_workers.methods import gates
 from finery_gpu_workers.models.interface import Model
 from finery_gpu_workers.models.load import compute_dtype, load_model, stored_dtype
-from finery_gpu_workers.resume import Bundle
+from finery_gpu_workers.resume import Bundle, Cursor
 from finery_gpu_workers.start import Start, open_start, start_adapter
 from finery_gpu_workers.work import Work
 
@@ -48,14 +49,22 @@ def open_learner(work: Work, *, reference: bool) -> Opened:
     return Opened(start, bundle, model, learner, compute_of(work, model, start.sha256))
 
 
-def restore(work: Work, opened: Opened) -> None:
-    """Puts the learner and the random number generators where the bundle was written, if there is one."""
+def restore(work: Work, opened: Opened, place_after: Callable[[int], tuple[int, int]]) -> Cursor:
+    """Puts the learner and the random number generators where the bundle was written, if there is one; where that is.
+
+    `place_after`: the plan's epoch and position after a step. Raises RuntimeError where the bundle's are others.
+    """
     bundle = opened.bundle
     if bundle is None:
-        return
+        return Cursor()
     resume.restore(work, bundle, opened.learner)
     if opened.compute != bundle.compute:
         _log.warning("goes on with %s after %s: not the same bit for bit", opened.compute, bundle.compute)
+    cursor, step = bundle.cursor, work.assignment.resume.step
+    expected = step, *place_after(step)
+    if (cursor.step, cursor.epoch, cursor.position) != expected:
+        raise RuntimeError(f"resume: expected step, epoch, position {expected}, found {asdict(cursor)}")
+    return cursor
 
 
 def _load(work: Work, start: Start, bundle: Bundle | None) -> Model:

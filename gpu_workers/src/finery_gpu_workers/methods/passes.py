@@ -20,7 +20,7 @@ A loss or gradient that is not finite, in a step or in an evaluation, ends the j
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -115,15 +115,14 @@ def _steps(run: Run, cursor: Cursor, outbox: Outbox) -> Ending:
 
 def _start(run: Run, opened: Opened) -> Cursor:
     """Where the run goes on from; the learner is put there."""
-    restore(run.work, opened)
-    if (bundle := opened.bundle) is None:
-        return Cursor()
-    cursor, update = bundle.cursor, run.plan.update(bundle.cursor.step)
-    expected = run.work.assignment.resume.step, update.epoch, update.position + len(update.rows)
-    if (cursor.step, cursor.epoch, cursor.position) != expected:
-        raise RuntimeError(f"resume: expected step, epoch, position {expected}, found {asdict(cursor)}")
-    run.known = bundle.known
-    return cursor
+
+    def place_after(step: int) -> tuple[int, int]:
+        update = run.plan.update(step)
+        return update.epoch, update.position + len(update.rows)
+
+    if opened.bundle:
+        run.known = opened.bundle.known
+    return restore(run.work, opened, place_after)
 
 
 def _message(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,8 +21,6 @@ from finery_gpu_workers.resume import Cursor, Known
 from finery_gpu_workers.schedules import learning_rate
 from finery_gpu_workers.start import Start
 from finery_gpu_workers.work import Work
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -176,13 +173,6 @@ class Run:
     def check(self, cursor: Cursor) -> None:
         """A run that did not do what was planned is a fault, whatever its loss looks like."""
         gates.check_counts(self.plan, self.objective.train, cursor)
-        if not self.known.untouched:
-            return
-        deepest = gates.deepest_target(self.data.train)
-        if not (silent := gates.without_gradient(self.parameters, self.known.untouched, deepest)):
-            return
-        what = f"{len(silent)} trained modules never got a gradient in {cursor.step} steps, as {silent[:3]}"
-        if len(silent) < len(self.learner.trained.modules) and self.model.engine == "transformers":
-            _log.warning("%s: other architectures have parts that text does not reach", what)
-        else:
-            raise RuntimeError(what)
+        if untouched := self.known.untouched:
+            deepest = gates.deepest_target(self.data.train)
+            gates.check_gradients(self.learner, self.parameters, untouched, deepest=deepest, steps=cursor.step)

@@ -29,7 +29,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import partial
 
 from pydantic import TypeAdapter
@@ -130,16 +129,15 @@ def _steps(run: Run, cursor: Cursor, outbox: Outbox) -> Ending:
 
 def _start(run: Run) -> Cursor:
     """Where the run goes on from; the learner is put there."""
-    restore(run.work, run.opened)
-    if (bundle := run.opened.bundle) is None:
-        return Cursor()
-    cursor, prompts = bundle.cursor, run.plan.step(bundle.cursor.step)
-    expected = run.work.assignment.resume.step, prompts.epoch, prompts.position + len(prompts.prompts)
-    if (cursor.step, cursor.epoch, cursor.position) != expected:
-        raise RuntimeError(f"resume: expected step, epoch, position {expected}, found {asdict(cursor)}")
-    run.known = bundle.known
-    run.cpu.waiting = bundle.known.extra["reward_cpu_seconds"]
-    return cursor
+
+    def place_after(step: int) -> tuple[int, int]:
+        prompts = run.plan.step(step)
+        return prompts.epoch, prompts.position + len(prompts.prompts)
+
+    if bundle := run.opened.bundle:
+        run.known = bundle.known
+        run.cpu.waiting = bundle.known.extra["reward_cpu_seconds"]
+    return restore(run.work, run.opened, place_after)
 
 
 def _message(

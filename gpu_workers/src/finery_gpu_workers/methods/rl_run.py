@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import time
@@ -34,8 +33,6 @@ from finery_gpu_workers.rollout.engine import Engine
 from finery_gpu_workers.rollout.types import Sampling, Spent
 from finery_gpu_workers.start import TOKENIZER, start_settings
 from finery_gpu_workers.work import Work
-
-_log = logging.getLogger(__name__)
 
 MICRO_BATCH_TOKENS = {"cpu": 2048, "cuda": 16384}
 ROWS = {"cpu": 64, "cuda": 256}
@@ -200,16 +197,9 @@ class Run:
 
     def check(self, cursor: Cursor) -> None:
         """A run that did not do what was planned is a fault, whatever its rewards look like."""
-        if not self.known.untouched or not self.learner.version:
-            return
-        deepest = int(self.prompts.lengths.max()) + self.hyper.max_new_tokens
-        if not (silent := gates.without_gradient(self.parameters, self.known.untouched, deepest)):
-            return
-        what = f"{len(silent)} trained modules never got a gradient in {cursor.step} steps, as {silent[:3]}"
-        if len(silent) < len(self.learner.trained.modules) and self.opened.model.engine == "transformers":
-            _log.warning("%s: other architectures have parts that text does not reach", what)
-        else:
-            raise RuntimeError(what)
+        if self.learner.version and (untouched := self.known.untouched):
+            deepest = int(self.prompts.lengths.max()) + self.hyper.max_new_tokens
+            gates.check_gradients(self.learner, self.parameters, untouched, deepest=deepest, steps=cursor.step)
 
 
 def _sampling(hyper: RlHyperparameters, ends: list[int]) -> Sampling:
