@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -151,3 +153,22 @@ def test_graders_work_where_code_may_not_fork(tmp_path: Path, monkeypatch: pytes
     assert [grade.reward for grade in grades] == [1.0, 1.0, None, None, 1.0]
     assert grades[0].printed == "hi\n"
     assert [failed(grade)[0] for grade in grades[2:4]] == ["timeout", "error"]
+
+
+def test_a_machine_that_is_short_for_a_while_loses_grades_and_not_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = "import time\ndef grade(sample, item):\n    time.sleep(item['seconds'])\n    return 1\n"
+
+    def short(*_: object, **__: object) -> subprocess.Popen[bytes]:
+        raise BlockingIOError(errno.EAGAIN, "no process is left")
+
+    with rewards_of(python(source, timeout_seconds=1), tmp_path) as rewards:
+        assert failed(rewards.submit(Answer("", {"seconds": 60})).result())[0] == "timeout"
+        open_files = len(os.listdir("/proc/self/fd"))
+        with monkeypatch.context() as patch:
+            patch.setattr("finery_gpu_workers.sandbox.process.subprocess.Popen", short)
+            code, message = failed(rewards.submit(Answer("", {"seconds": 0})).result())
+        assert (code, "no process is left" in message) == ("lost", True)
+        assert len(os.listdir("/proc/self/fd")) == open_files
+        assert rewards.submit(Answer("", {"seconds": 0})).result().reward == 1

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from finery_gpu_workers.sandbox.limits import Limits
+from finery_gpu_workers.sandbox.limits import Limits, SandboxUnavailable
 from finery_gpu_workers.sandbox.process import Ended, OutOfMemory, Sandbox, TimeIsOver
 
 _HARNESS = Path(__file__).with_name("harness.py")
@@ -88,7 +88,8 @@ class Function:
     def call(self, payload: Mapping[str, Any], seconds: float) -> Reply:
         """The reply, at the latest `seconds` after the function was there to be called and a little for killing it.
 
-        Raises Lost, LoadError, SandboxUnavailable.
+        Raises Lost, LoadError. No sandbox is Lost too: `start` says whether there can be one, so that the machine is
+        short of something for now.
         """
         for _ in range(2):
             try:
@@ -100,6 +101,9 @@ class Function:
                     break
                 if isinstance(error, OutOfMemory):
                     return Reply(failed=f"the grader was ended: {why}", cpu_seconds=used)
+            except SandboxUnavailable as error:
+                self._dropped()
+                why = error.message
         raise Lost(why)
 
     def _call(self, payload: Mapping[str, Any], seconds: float) -> Reply:

@@ -28,8 +28,8 @@ class Grader(Protocol):
         """Raises LoadError, SandboxUnavailable."""
 
     def grade(self, answer: Answer) -> Grade:
-        """Ends by the grader's deadline. Raises LoadError, SandboxUnavailable; whatever is wrong with the answer or
-        with what graded it is a failure in the grade."""
+        """Ends by the grader's deadline. Whatever is wrong with the answer or with what graded it is a failure in the
+        grade."""
 
     def interrupt(self) -> None:
         """From another thread: what runs ends soon."""

@@ -34,6 +34,7 @@ def made_prompts(spec: ReasoningGymEnvironment, count: int, places: range) -> It
     """Those of `count` at `places`; a range of step 1. Raises as `write_prompts` does."""
     function = function_of(spec)
     try:
+        function.start()
         for first in range(places.start, places.stop, _ROWS):
             payload = {"size": count, "rows": [first, min(first + _ROWS, places.stop)]}
             reply = function.call(payload, _SECONDS)

@@ -89,6 +89,11 @@ class Sandbox:
                 cwd="/",
                 start_new_session=True,
             )
+        except OSError as error:  # no process or memory left
+            self._lifeline.close()
+            for fd in (self._result, self._reports):
+                os.close(fd)
+            raise SandboxUnavailable(f"its keeper cannot be started: {error}") from error
         finally:
             for fd in (lifeline, result, report):
                 os.close(fd)
