@@ -54,14 +54,34 @@ def shared_by_torch(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], p
     return torch.cat(outputs)
 
 
+ONE_LONG = (20, 255, *(5,) * 31), (-1, *(0,) * 32)
+"""A prefix, whose branches are one long one and many short ones."""
+
+
+def test_one_long_branch_does_not_make_the_short_ones_long() -> None:
+    segments = attention._segments(*ONE_LONG)
+    assert sum(segment.tokens for segment in segments) == sum(ONE_LONG[0])
+    padded = sum(len(segment.lengths) * max(segment.lengths) for segment in segments)
+    assert padded < 20 + 2 * (255 + 31 * 5) + 8 * 128  # and not 32 times 255
+
+
 @pytest.mark.parametrize("longest", [1024, 100], ids=["matmuls", "long rows fused"])
+@pytest.mark.parametrize(
+    ("lengths", "parents"),
+    [
+        # A plain row; a prefix with branches of unequal lengths, some over a block; two prefixes, whose branches
+        # alternate.
+        (
+            (7, 60, 1, 40, 129, 300, 130, 5, 5, 12, 3, 3, 3, 9),
+            (-1, -1, 1, 1, 1, 1, 1, -1, -1, -1, 8, 9, 8, 9),
+        ),
+        ONE_LONG,
+    ],
+)
 def test_rows_that_go_on_from_a_prefix_attend_to_it_and_to_themselves(
-    longest: int, monkeypatch: pytest.MonkeyPatch
+    lengths: tuple[int, ...], parents: tuple[int, ...], longest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attention, "_MATMUL_UP_TO", longest)
-    # A plain row; a prefix with branches of unequal lengths, some over a block; two prefixes, whose branches alternate.
-    lengths = (7, 60, 1, 40, 129, 300, 130, 5, 5, 12, 3, 3, 3, 9)
-    parents = (-1, -1, 1, 1, 1, 1, 1, -1, -1, -1, 8, 9, 8, 9)
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(sum(lengths), heads, WIDTH, generator=generator) for heads in (HEADS, KV_HEADS, KV_HEADS)]
     upstream = torch.randn(sum(lengths), HEADS * WIDTH, generator=generator)
