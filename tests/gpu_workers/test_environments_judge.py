@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 
 from finery.types.ids import new_id
+from finery_gpu_workers.environments.http import OverdueError, Post
 from finery_gpu_workers.environments.rewards import open_rewards
 from finery_gpu_workers.environments.types import Answer, Grade
 from finery_gpu_workers.errors import WorkerError
@@ -232,3 +235,36 @@ def test_closing_does_not_wait_for_a_server(server: Server, tmp_path: Path) -> N
     assert time.monotonic() - began < 5
     assert failed(future.result(0))[0] in ("timeout", "lost")
     assert "authorization" not in server.asked[0][1]
+
+
+def test_all_addresses_of_a_host_share_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as full, socket.socket() as first, socket.socket() as second:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for one in (first, second):  # whoever comes after them waits
+            one.setblocking(False)
+            one.connect_ex(full.getsockname())
+        found = socket.getaddrinfo("127.0.0.1", full.getsockname()[1], type=socket.SOCK_STREAM)
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found * 4)
+        began = time.monotonic()
+        with pytest.raises(OverdueError):
+            Post("http://judge.example/v1", {}, max_bytes=100).send({}, began + 0.5)
+        assert 0.5 <= time.monotonic() - began < 1.0
+
+
+def test_a_handshake_that_never_ends_is_overdue() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def drip() -> None:
+            connection, _ = server.accept()
+            with connection, suppress(OSError):
+                connection.sendall(bytes([22, 3, 3, 16, 0]))  # the head of a long record
+                while True:
+                    connection.sendall(b"x")
+                    time.sleep(0.05)
+
+        threading.Thread(target=drip, daemon=True).start()
+        began = time.monotonic()
+        with pytest.raises(OverdueError):
+            Post(f"https://127.0.0.1:{server.getsockname()[1]}", {}, max_bytes=100).send({}, began + 0.5)
+        assert 0.4 <= time.monotonic() - began < 1.5

@@ -5,6 +5,7 @@ The names of hosts are resolved by the machine, whose resolver has a time limit 
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import socket
@@ -38,7 +39,8 @@ class Post:
         self._target = parts.path + (f"?{parts.query}" if parts.query else "")
         self._headers = {"Content-Type": "application/json", "Accept": "application/json", **headers}
         self._max_bytes = max_bytes
-        self._connection: http.client.HTTPConnection | None = None
+        self._socket: socket.socket | None = None
+        """The connection's own, also while TLS begins."""
         self._over = threading.Event()
 
     def send(self, body: Any, deadline: float) -> tuple[int, bytes]:
@@ -54,32 +56,55 @@ class Post:
         timer.daemon = True
         timer.start()
         try:
-            return self._exchange(json.dumps(body).encode(), left)
+            return self._exchange(json.dumps(body).encode(), deadline)
         except (OSError, http.client.HTTPException, ValueError) as error:
             if self._over.is_set() or time.monotonic() >= deadline:
                 raise OverdueError from None
             raise UnreachableError(type(error).__name__) from None
         finally:
             timer.cancel()
-            if self._connection is not None:
-                self._connection.close()
+            if self._socket is not None:
+                self._socket.close()
+                self._socket = None
 
     def interrupt(self) -> None:
         self._over.set()
-        connection = self._connection
-        sock = connection.sock if connection is not None else None
-        if sock is not None:
+        if (sock := self._socket) is not None:
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
 
-    def _exchange(self, body: bytes, seconds: float) -> tuple[int, bytes]:
-        if self._https:
-            context = ssl.create_default_context()
-            self._connection = http.client.HTTPSConnection(self._host, self._port, timeout=seconds, context=context)
-        else:
-            self._connection = http.client.HTTPConnection(self._host, self._port, timeout=seconds)
-        self._connection.request("POST", self._target, body, self._headers)
-        response = self._connection.getresponse()
+    def _exchange(self, body: bytes, deadline: float) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection(self._host, self._port)
+        sock = self._connected(deadline)
+        with contextlib.closing(connection):
+            connection.sock = sock
+            if self._https:
+                connection.sock = ssl.create_default_context().wrap_socket(sock, server_hostname=self._host)
+            return self._answer(connection, body)
+
+    def _connected(self, deadline: float) -> socket.socket:
+        """To the first of the host's addresses that answers; all within the deadline."""
+        failed: OSError = OSError("no address")
+        port = self._port or (443 if self._https else 80)
+        for family, kind, protocol, _, address in socket.getaddrinfo(self._host, port, type=socket.SOCK_STREAM):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            sock = socket.socket(family, kind, protocol)
+            sock.settimeout(left)
+            try:
+                sock.connect(address)
+            except OSError as error:
+                sock.close()
+                failed = error
+                continue
+            self._socket = sock.dup()
+            return sock
+        raise failed
+
+    def _answer(self, connection: http.client.HTTPConnection, body: bytes) -> tuple[int, bytes]:
+        connection.request("POST", self._target, body, self._headers)
+        response = connection.getresponse()
         received = b""
         while len(received) <= self._max_bytes and (chunk := response.read1(_CHUNK)):
             received += chunk
