@@ -38,6 +38,14 @@ OF_AN_OWN_USER = {"raises_its_limits", "takes_priority"}
 Try = Callable[[str], dict[str, Any]]
 
 
+def _for_all(path: Path, kind: socket.SocketKind) -> socket.socket:
+    """One that every user may send to."""
+    bound = socket.socket(socket.AF_UNIX, kind)
+    bound.bind(str(path))
+    path.chmod(0o777)
+    return bound
+
+
 @pytest.fixture(scope="module")
 def given(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """Things that all users of this machine may reach."""
@@ -48,15 +56,12 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     canary.chmod(0o666)
     (folder / "mountpoint").mkdir()
     with socket.create_server(("127.0.0.1", 0)) as server, canary.open("rb") as held:
-        by_path, by_name = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
-        by_path.bind(str(folder / "socket"))
-        os.chmod(folder / "socket", 0o777)
+        by_name = socket.socket(socket.AF_UNIX)
         by_name.bind("\0" + folder.name)
+        by_path = _for_all(folder / "socket", socket.SOCK_STREAM)
         for listening in (by_path, by_name):
             listening.listen()
-        datagrams = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        datagrams.bind(str(folder / "datagrams"))
-        os.chmod(folder / "datagrams", 0o777)
+        datagrams = _for_all(folder / "datagrams", socket.SOCK_DGRAM)
         os.set_inheritable(held.fileno(), True)
         command = [sys.executable, "-I", "-S", "-c", "import time; time.sleep(300)"]
         victim = subprocess.Popen(command, env={"FINERY_ATTEMPT_TOKEN": SECRET}, pass_fds=(held.fileno(),))

@@ -153,8 +153,7 @@ def _alone(call: Call, request: dict[str, Any]) -> dict[str, Any]:
 
 def _used() -> float:
     """CPU seconds of the processes of calls, those that are still running apart."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    return sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
 
 
 def _child(call: Call, payload: Any, cpu_seconds: int, channel: int, printed: int) -> NoReturn:
@@ -164,18 +163,14 @@ def _child(call: Call, payload: Any, cpu_seconds: int, channel: int, printed: in
         for fd in (1, 2):
             os.dup2(printed, fd)
         os.close(printed)
-        null = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(null, 0)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         try:
             message = {"value": call(payload)}
         except BaseException as error:
             message = {"failed": _text(error)}
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        data = json.dumps(message).encode()
-        view = memoryview(data + b"\n")
-        while view:
-            view = view[os.write(channel, view) :]
+        _say(message, channel)
     finally:
         os._exit(0)
 
@@ -186,8 +181,6 @@ def _run(call: Call, payload: Any, cpu_seconds: int) -> dict[str, Any]:
     shown, printed = os.pipe()
     pid = os.fork()
     if pid == 0:
-        os.close(ours)
-        os.close(shown)
         _child(call, payload, cpu_seconds, channel, printed)
     os.close(channel)
     os.close(printed)
@@ -202,7 +195,7 @@ def _run(call: Call, payload: Any, cpu_seconds: int) -> dict[str, Any]:
         said = None
     if isinstance(said, dict) and (given := {name: said[name] for name in ("value", "failed") if name in said}):
         return {**given, **shows}
-    return {**_ended(os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime, cpu_seconds), **shows}
+    return {**_ended(os.waitstatus_to_exitcode(status), sum(used[:2]), cpu_seconds), **shows}
 
 
 def _ended(code: int, cpu: float, cpu_seconds: int) -> dict[str, Any]:
@@ -247,8 +240,9 @@ def _taken(fd: int, before: bytes, limit: int) -> tuple[bytes, bool]:
     return before, True
 
 
-def _clean(sweep: bool) -> None:
-    """Kills what is left of a call, and removes its files. This process alone has this user, or this process table."""
+def _clean(sweep: bool) -> bool:
+    """Kills what is left of a call: this process alone has this user, or this process table. Removes its files; True
+    where one cannot be removed, so that the next call gets another process."""
     if sweep:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(-1, signal.SIGKILL)
@@ -256,8 +250,12 @@ def _clean(sweep: bool) -> None:
             while os.waitpid(-1, 0)[0]:
                 continue
     folder = os.environ["TMPDIR"]
-    for name in os.listdir(folder) if os.path.isdir(folder) else ():
-        _remove(os.path.join(folder, name))
+    try:
+        for name in os.listdir(folder) if os.path.isdir(folder) else ():
+            _remove(os.path.join(folder, name))
+    except (OSError, RecursionError):
+        return True
+    return False
 
 
 def _remove(path: str) -> None:
@@ -270,15 +268,10 @@ def _remove(path: str) -> None:
     os.rmdir(path)
 
 
-def _say(reply: dict[str, Any]) -> None:
-    reply["total"] = time.process_time() + _used()
-    try:
-        text = json.dumps(reply)
-    except RecursionError:
-        text = json.dumps({**reply, "value": None})
-    view = memoryview(text.encode() + b"\n")
+def _say(reply: dict[str, Any], fd: int = _REPLIES) -> None:
+    view = memoryview(json.dumps({**reply, "total": time.process_time() + _used()}).encode() + b"\n")
     while view:
-        view = view[os.write(_REPLIES, view) :]
+        view = view[os.write(fd, view) :]
 
 
 def main() -> None:
@@ -299,11 +292,7 @@ def main() -> None:
     for line in requests:
         request, before = json.loads(line), _used()
         reply = _run(call, request["payload"], request["cpu_seconds"]) if setup["forks"] else _alone(call, request)
-        over = False
-        try:
-            _clean(setup["forks"])
-        except (OSError, RecursionError):
-            over = True  # what the call left cannot be removed: the next one gets another process
+        over = _clean(setup["forks"])
         counted = {"cpu": _used() - before} if setup["forks"] else {}
         _say({**reply, **counted, "n": request["n"], "over": over})
 
