@@ -1,9 +1,8 @@
 """From graded rollouts to what an update trains: shaped rewards, advantages, and who has a part in the loss.
 
 The members of an update are the rollouts that were compared (and not masked for their length): numerator and
-denominator are theirs alone. One without an advantage has a loss and a gradient of 0, unless a divergence pulls at it;
-it is computed and billed where others of the update have a gradient. `dynamic_sampling` leaves such groups out before
-they come here.
+denominator are theirs alone, and all of them are computed and billed. One without an advantage has a loss and a
+gradient of 0, unless a divergence pulls at it; `dynamic_sampling` leaves such groups out before they come here.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class UpdateTerms:
     """Group by group."""
 
     def pulls(self, *, divergence: bool) -> bool:
-        """One of them has a gradient, by its advantage or by a `divergence`; without, there is nothing to train."""
+        """One of them has a gradient, by its advantage or by a `divergence`; without, the weights stay as they are."""
         return any(one.advantage or divergence for one in self.members)
 
 

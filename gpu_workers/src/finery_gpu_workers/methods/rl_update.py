@@ -84,11 +84,9 @@ class Updater:
             self._charge([one for one in rollouts if one.reward is not None])
         compare(rollouts, self.hyper)
         plan, done = update_terms(rollouts, self.hyper), Updated()
-        if not any(self._pulls(update) for update in plan):
-            return done
         old, reference = self._fixed(plan)
         for number, update in enumerate(plan):
-            if self._pulls(update):
+            if update.members:
                 self._update(update, old, reference, learning_rate(number), done)
             if not done.finite:
                 break
@@ -116,18 +114,24 @@ class Updater:
     def _update(
         self, update: UpdateTerms, old: dict[Key, Tensor], reference: dict[Key, Tensor], rate: float, done: Updated
     ) -> None:
-        before, wanted = done.sums.tokens, sum(len(one.tokens) for one in update.members)
+        """Where nothing pulls, the members are scored, and the optimizer has nothing to do."""
+        before, wanted, pulls = done.sums.tokens, sum(len(one.tokens) for one in update.members), self._pulls(update)
         for micro in self._micro_batches(update.members):
             batch, loss = packed(micro), _Loss(self.hyper, update.counts, micro, old, reference, done.sums)
             with self.in_learner():
-                self.learner.forward_backward_with(batch, loss, self.hyper.temperature)
+                if pulls:
+                    self.learner.forward_backward_with(batch, loss, self.hyper.temperature)
+                else:
+                    loss(self.learner.log_probs(batch, self.hyper.temperature))
             done.loss += loss.value
+            done.finite &= math.isfinite(loss.value)
         if (found := done.sums.tokens - before) != wanted:
             raise RuntimeError(f"trained tokens of an update: expected {wanted}, found {found}")
-        with self.in_learner():
-            stats = self.learner.optim_step(rate)
-        done.updates += 1
-        done.grad_norm, done.finite = stats.grad_norm, stats.finite
+        if pulls:
+            with self.in_learner():
+                stats = self.learner.optim_step(rate)
+            done.updates += 1
+            done.grad_norm, done.finite = stats.grad_norm, stats.finite
         for one in update.members:
             one.trained = done.finite
 

@@ -123,8 +123,9 @@ def warnings(rollouts: Sequence[Rollout], lost: Sequence[Rollout]) -> list[pb.No
 
 def nothing_trained(steps: int) -> pb.Notice:
     message = (
-        f"No step of {steps} trained anything: in every group all rewards were equal. The weights are those that the "
-        "job began with; look at the rollouts, and let the grader tell better answers from worse ones."
+        f"No step of {steps} changed anything: in every group all rewards were equal. The weights are those that the "
+        "job began with; look at the rollouts, and let the grader tell better answers from worse ones. With "
+        "dynamic_sampling such groups are replaced, and not billed as trained."
     )
     return _warning("nothing_trained", message, [])
 
