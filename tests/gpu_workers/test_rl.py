@@ -17,12 +17,13 @@ from finery.types.rollouts import Rollout
 from finery_gpu_workers.errors import WorkerError
 from finery_gpu_workers.losses import policy
 from finery_gpu_workers.methods import rl_run, rl_terms, rl_update
+from finery_gpu_workers.methods.rl_plan import RlPlan
 from finery_gpu_workers.rollout import engine
 from finery_testing.control_plane import FakeControlPlane
 from finery_testing.tiny import EOS, IM_END, make_tiny_model
 
 from .conftest import MakeJob, ended, goes_on, last_manifest, stands_on, trained
-from .rl_jobs import CONSTANT, HAS_A, SHARE_OF_A, python_grader, rl_job
+from .rl_jobs import CONSTANT, HAS_A, SHARE_OF_A, hyper, python_grader, rl_job, rl_rows
 
 SLOW = pytest.mark.slow
 FAST, SLOWER = ["dapo", "gspo"], ["dr_grpo", "rloo", "cispo"]
@@ -154,6 +155,16 @@ def test_too_many_failures_end_the_job_and_are_kept(make_job: MakeJob) -> None:
     (step,) = control.steps
     assert not step.usage
     assert all(row["failure"]["code"] == "invalid_reward" for row in control.rollouts(1))
+
+
+def test_what_was_trained_before_the_rewards_failed_is_published(make_job: MakeJob) -> None:
+    bad = sorted(int(n) for n in RlPlan(6, hyper(steps=3), 0).step(3).prompts)
+    grader = python_grader(f"if item['number'] in {bad}:\n    raise ValueError('no')\nreturn len(set(text))")
+    control = trained(rl_job(make_job, grader, rl_rows(6)))
+    assert ended(control) == JobReason.REWARDS_FAILED
+    assert "train.rl" not in usage(control, 3)
+    assert [(one.step, one.final) for one in control.checkpoints] == [(2, False)]
+    assert last_manifest(control)["metrics"]["step"] == 2
 
 
 def test_c02_a_step_that_is_not_finite_ends_the_job_as_failed(make_job: MakeJob) -> None:

@@ -30,9 +30,9 @@ class BySample(RlPlan):
 
 
 def test_greedy_reward_and_pass_at_k_by_hand() -> None:
-    """Greedy: 1, 0, none. Samples that pass: 1 of 4, 4 of 4; of the third prompt only 2 of 3 graded ones.
+    """Greedy: 1, 0, none. Samples that pass: 1 of 4, 4 of 4; of the third prompt one has no reward, so it is in none.
 
-    pass@1 = (1/4 + 1 + 2/3) / 3, pass@2 = (1/2 + 1 + 1) / 3, pass@4 of the two prompts with 4: both 1.
+    pass@1 = (1/4 + 1) / 2, pass@2 = (1/2 + 1) / 2, pass@4: both 1.
     """
     rewards: dict[tuple[int, int], float | None] = {(0, 0): 1.0, (1, 0): 0.0, (2, 0): None}
     rewards |= {(0, 2): 0.8} | {(1, n): 1.0 for n in (1, 2, 3, 4)}
@@ -42,8 +42,8 @@ def test_greedy_reward_and_pass_at_k_by_hand() -> None:
     prompts = [prompt(n, (n,)) for n in range(3)]
     found = evaluate(7, prompts, plan, Sampling(8), Collector(scripted, scripted, text_of, SOON), 3)
     assert found.metrics["reward"] == 0.5
-    assert found.metrics["pass_at_1"] == pytest.approx((1 / 4 + 1 + 2 / 3) / 3)
-    assert found.metrics["pass_at_2"] == pytest.approx((1 / 2 + 1 + 1) / 3)
+    assert found.metrics["pass_at_1"] == pytest.approx((1 / 4 + 1) / 2)
+    assert found.metrics["pass_at_2"] == pytest.approx((1 / 2 + 1) / 2)
     assert found.metrics["pass_at_4"] == 1.0
     assert "pass_at_3" not in found.metrics
     assert 0 <= found.metrics["reward_low"] < 0.5 < found.metrics["reward_high"] <= 1

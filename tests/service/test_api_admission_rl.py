@@ -10,7 +10,7 @@ from finery_testing import control, factories
 from finery_testing.api import Api, Door
 
 HYPER = "hyperparameters"
-GYM = {"type": "reasoning_gym", "task": "chain_sum"}
+GYM = {"type": "reasoning_gym", "task": "chain_sum", "size": 2000}
 CHECK = {"type": "string_check", "operation": "eq", "reference": "{{ item.answer }}"}
 
 
@@ -202,7 +202,8 @@ async def test_an_environment_comes_with_the_job_or_by_its_id(api: Api) -> None:
         assert (job["environment_id"], job["training_file"], job["validation_file"]) == (id_, file, held_out)
     gym = (await made(door)).json()
     assert (gym["training_file"], gym["validation_file"], gym["environment_id"]) == (None, None, None)
-    assert (gym["environment"]["task"], gym["environment"]["size"]) == ("chain_sum", 500), "defaults are told"
+    told = {name: gym["environment"][name] for name in ("task", "size", "seed")}
+    assert told == {"task": "chain_sum", "size": 2000, "seed": 0}, "defaults are told"
     listed = (await door.get("/v1/jobs?method=rl&method=dpo")).json()["data"]
     assert {job["id"] for job in listed} == {gym["id"], inline["id"], by_id["id"]}
     row = await control.job_row(api.system_engine, by_id["id"])
@@ -251,13 +252,28 @@ async def test_there_are_as_many_prompts_as_are_held_out(
 ) -> None:
     door = await api.tenant()
     more = {"held_out_file": await prompts(api, door, held_out)} if held_out else {}
-    answer = await made(door, of_file(await prompts(api, door, rows), **more), hyperparameters={"eval_prompts": count})
+    spec, hyper = of_file(await prompts(api, door, rows), **more), {"eval_prompts": count, "prompts_per_step": 1}
+    answer = await made(door, spec, hyperparameters=hyper)
     if told is None:
         assert answer.status_code == 201, answer.text
     else:
         error = answer.json()["error"]
         assert (answer.status_code, error["param"]) == (400, f"{HYPER}.eval_prompts")
         assert told in error["message"]
+
+
+@pytest.mark.parametrize(("held_out", "left"), [(None, 8), (5, 10)])
+async def test_a_step_has_no_prompt_twice(api: Api, held_out: int | None, left: int) -> None:
+    door = await api.tenant()
+    more = {"held_out_file": await prompts(api, door, held_out)} if held_out else {}
+    spec = of_file(await prompts(api, door, rows=10), **more)
+    assert (await made(door, spec, hyperparameters={"eval_prompts": 2, "prompts_per_step": left})).status_code == 201
+    answer = await made(door, spec, hyperparameters={"eval_prompts": 2, "prompts_per_step": left + 1})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, f"{HYPER}.prompts_per_step")
+    assert f"at most {left}, the prompts that there are to train on" in error["message"]
+    gym = {"type": "reasoning_gym", "task": "chain_sum", "size": 3}
+    assert (await made(door, gym, hyperparameters={"prompts_per_step": 4})).status_code == 400
 
 
 async def test_prompts_are_no_training_file_and_no_preview(api: Api) -> None:

@@ -108,6 +108,7 @@ def _steps(run: Run, cursor: Cursor, outbox: Outbox) -> Ending:
                 outbox.then(partial(checkpoints.publish, work, run.stage_stop(cursor)))
             outbox.drain()
             return stopped_by_customer(intent)
+        before = cursor, run.known
         result = run.step(step, cursor)
         cursor = result.cursor
         evaluation = run.evaluate(step) if result.usable and run.evaluation_due(step) else None
@@ -118,6 +119,9 @@ def _steps(run: Run, cursor: Cursor, outbox: Outbox) -> Ending:
         staged = run.stage(cursor) if not ending and run.checkpoint_due(cursor) else None
         outbox.commit(message)
         if ending:
+            trained, run.known = (cursor, run.known) if result.graded else before
+            if ending.reason is JobReason.REWARDS_FAILED and trained.step > stored:
+                outbox.then(partial(checkpoints.publish, work, run.stage_failed(trained)))
             outbox.drain()
             return ending
         if staged:

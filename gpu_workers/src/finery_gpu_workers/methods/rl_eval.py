@@ -68,18 +68,13 @@ def evaluate(
 
 
 def _passes(groups: Sequence[Sequence[float]], hyper: RlHyperparameters) -> dict[str, float]:
-    """pass@1, 2, 4, …; of each over the prompts that have so many graded samples."""
+    """pass@1, 2, 4, …; all over the same prompts: those with as many graded samples as the largest k needs."""
+    ks = [2**power for power in range(hyper.eval_samples.bit_length())]
+    usable = [group for group in groups if ks and len(group) >= ks[-1]]
     found: dict[str, float] = {}
-    k = 1
-    while k <= hyper.eval_samples:
-        chances = [
-            pass_at_k(len(group), sum(reward >= hyper.pass_threshold for reward in group), k)
-            for group in groups
-            if len(group) >= k
-        ]
-        if chances:
-            found |= _named(f"pass_at_{k}", rate(chances))
-        k *= 2
+    for k in ks if usable else ():
+        passed = [(len(group), sum(reward >= hyper.pass_threshold for reward in group)) for group in usable]
+        found |= _named(f"pass_at_{k}", rate([pass_at_k(count, passes, k) for count, passes in passed]))
     return found
 
 

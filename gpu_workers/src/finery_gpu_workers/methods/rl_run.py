@@ -189,6 +189,10 @@ class Run:
             evaluation = self.evaluate(cursor.step).as_dict()
         return self._stage(cursor, False, evaluation)
 
+    def stage_failed(self, cursor: Cursor) -> Staged:
+        """The last step that was trained, where the rewards of what came after it failed: it is not lost with that."""
+        return self._stage(cursor, False, self.known.evaluation)
+
     def _stage(self, cursor: Cursor, final: bool, evaluation: dict[str, Any] | None) -> Staged:
         known = replace(self.known, extra={"reward_cpu_seconds": self.cpu.waiting})
         taken = resume.snapshot(self.learner, cursor, known, self.common["compute"])

@@ -89,6 +89,7 @@ async def _environment(session: AsyncSession, member: Member, spec: RlJobCreate)
     await environments.check(session, member, environment, "environment")
     as_used = environment.model_dump(mode="json")
     if not isinstance(environment, PromptsEnvironment):
+        specs_rl.check_prompts(spec.hyperparameters, environment.size, held_out=0)
         return _Source(environment_id=id_, environment=as_used)
     await _check_held_out(session, member.tenant_id, spec, environment)
     return _Source(environment.file, environment.held_out_file, id_, as_used)
@@ -101,6 +102,7 @@ async def _check_held_out(
     prompts, held_out = [file.rows if file is not None else None for file in found]
     assert prompts is not None, "environments.check keeps the file"
     specs_rl.check_held_out(spec.hyperparameters, prompts, held_out, "hyperparameters.eval_prompts")
+    specs_rl.check_prompts(spec.hyperparameters, prompts, held_out)
 
 
 async def _check_files(session: AsyncSession, tenant_id: str, spec: SftJobCreate | DpoJobCreate) -> None:

@@ -43,6 +43,14 @@ def check_held_out(hyper: RlHyperparameters, rows: int, held_out: int | None, pa
         raise refusal("invalid_value", param, expected, hyper.eval_prompts)
 
 
+def check_prompts(hyper: RlHyperparameters, rows: int, held_out: int | None) -> None:
+    """That a step's prompts are different ones; arguments as of `check_held_out`."""
+    left = rows - (hyper.eval_prompts if held_out is None else 0)
+    if hyper.prompts_per_step > left:
+        expected = f"at most {left}, the prompts that there are to train on"
+        raise refusal("invalid_value", "hyperparameters.prompts_per_step", expected, hyper.prompts_per_step)
+
+
 def fitted(hyper: RlHyperparameters, model: ModelRow) -> RlHyperparameters:
     """With nothing left open, and with prompts and answers that the model takes, as far as nobody wrote their lengths.
 
