@@ -19,7 +19,7 @@ import demo_sft
 from show import MODEL, Finished, console, home, running, say
 
 HERE = Path(__file__).resolve().parent
-PARTS = {"sft": (demo_sft.run, 40), "dpo": (demo_dpo.run, 20), "rl": (demo_rl.run, 20)}
+PARTS = {"sft": (demo_sft.run, 40), "dpo": (demo_dpo.run, 24), "rl": (demo_rl.run, 20)}
 """What runs a part, and its steps."""
 
 
