@@ -45,7 +45,7 @@ def attempts_so_far(client: Finery, job_id: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("name", ["reconcile", "api", "rpc"])
+@pytest.mark.parametrize("name", ["reconcile", pytest.param("api", marks=pytest.mark.slow), "rpc"])
 def test_a_control_process_is_killed(
     name: str, stack: Stack, client: Finery, training_file: File, uninterrupted: Job
 ) -> None:

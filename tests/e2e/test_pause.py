@@ -85,6 +85,7 @@ def test_a_paused_job_is_cancelled_at_once_and_keeps_its_checkpoint(
     assert len(attempts(client, job.id)) == 2, "one to prepare, one to train"
 
 
+@pytest.mark.slow
 def test_a_worker_is_killed_while_it_pauses(stack: Stack, client: Finery, training_file: File, in_one_go: str) -> None:
     job = long(client, training_file)
     stream_until_step(client, job.id, 30)

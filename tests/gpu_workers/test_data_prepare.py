@@ -171,6 +171,7 @@ def test_h12_bad_templates_end_the_job(make_job: MakeJob, tmp_path: Path, impati
     assert control.finished.error.code == "invalid_chat_template"
 
 
+@pytest.mark.slow
 def test_rendering_that_is_slow_but_moves_is_not_blamed_on_a_row(
     make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

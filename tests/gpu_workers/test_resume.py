@@ -60,6 +60,7 @@ def uninterrupted(make_job: MakeJob) -> dict[str, Any]:
     return outcome(control)
 
 
+@pytest.mark.slow
 def test_d01_resume_is_exact_wherever_the_worker_dies(make_job: MakeJob, uninterrupted: dict[str, Any]) -> None:
     total = max(uninterrupted["metrics"])
     for victim in range(1, total + 1):
