@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
-import data  # of examples/, where sft_rows has put us
 from sft_rows import model
 from tokenizers import Tokenizer
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
+import data
 
 PROMPT_TURNS = 5
 

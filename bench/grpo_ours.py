@@ -2,8 +2,9 @@
 
     python bench/grpo_ours.py JOB.json
 
-JOB.json: {"model", "rows", "threads"}: sample, reward, train, update; 4 prompts × 8 answers to a step. With {"first":
-what TRL's first step trained} instead of rows: the norm of the gradient of our loss on it, before training.
+JOB.json: {"model", "rows", "threads", "micro_batch_tokens"}: sample, reward, train, update; 4 prompts × 8 answers to a
+step. With {"first": what TRL's first step trained} instead of rows: the norm of the gradient of our loss on it, before
+training.
 """
 
 from __future__ import annotations
@@ -12,6 +13,10 @@ import json
 import resource
 import sys
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +37,6 @@ from finery_gpu_workers.rollout.types import Completion, Group, Sampling
 from finery_gpu_workers.seeds import deterministic
 
 HYPER = RlHyperparameters(max_grad_norm=1.0)
-ANSWERS_AT_ONCE = 4  # of a pass, as with micro_batch_tokens 320; a worker takes 2048: faster by 5 %, and more memory
 
 
 def learner(job: dict[str, Any], dtype: torch.dtype) -> Learner:
@@ -40,23 +44,53 @@ def learner(job: dict[str, Any], dtype: torch.dtype) -> Learner:
     return Learner.create(model, LoraAdapter(), HYPER, seed=0)
 
 
-def backward(
-    one: Learner, prompt: list[int], answers: list[list[int]], values: list[float], sampled: Tensor | None, tokens: int
-) -> None:
-    """Adds the gradient of some answers to one prompt; `tokens` are those of the whole update."""
-    batch = pack_shared([SharedRows(prompt, [(ids, np.ones(len(ids))) for ids in answers])])
-    lengths = [len(ids) for ids in answers]
-    each = torch.tensor(values).repeat_interleave(torch.tensor(lengths))
-
-    def loss(log_probs: Tensor) -> Tensor:
-        terms = policy_terms(log_probs, log_probs.detach(), each, lengths, clip_low=0.2, clip_high=0.2)
-        weights = 1.0 if sampled is None else importance_weights(log_probs, sampled, 2.0)
-        return (terms.losses * weights).sum() / tokens
-
-    one.forward_backward_with(batch, loss)
+@dataclass(frozen=True)
+class Answer:
+    prompt: list[int]
+    tokens: list[int]
+    advantage: float
+    sampled: list[float] | None
+    """Log-probs of the sampler; None: no importance weights."""
 
 
-def step(one: Learner, engine: Engine, rows: list[dict[str, Any]], number: int, tokenizer: Tokenizer) -> float:
+def micro_batches(answers: list[Answer], limit: int) -> Iterator[list[Answer]]:
+    """Runs of up to `limit` tokens, in order; a prompt counts once for neighbours, as in a worker."""
+    run: list[Answer] = []
+    for one in answers:
+        run.append(one)
+        prompts = sum(len(group[0].prompt) for group in _groups(run))
+        if len(run) > 1 and prompts + sum(len(answer.tokens) + 1 for answer in run) > limit:
+            yield run[:-1]
+            run = [one]
+    yield run
+
+
+def _groups(answers: list[Answer]) -> list[list[Answer]]:
+    return [list(members) for _, members in groupby(answers, key=lambda one: one.prompt)]
+
+
+def backward(one: Learner, answers: list[Answer], limit: int) -> None:
+    """Adds the gradient of an update."""
+    tokens = sum(len(answer.tokens) for answer in answers)
+    for micro in micro_batches(answers, limit):
+        shared = [[(answer.tokens, np.ones(len(answer.tokens))) for answer in group] for group in _groups(micro)]
+        prompts = [group[0].prompt for group in _groups(micro)]
+        batch = pack_shared([SharedRows(*group) for group in zip(prompts, shared, strict=True)])
+        one.forward_backward_with(batch, partial(_loss, micro, tokens))
+
+
+def _loss(micro: list[Answer], tokens: int, log_probs: Tensor) -> Tensor:
+    lengths = [len(answer.tokens) for answer in micro]
+    each = torch.tensor([answer.advantage for answer in micro]).repeat_interleave(torch.tensor(lengths))
+    terms = policy_terms(log_probs, log_probs.detach(), each, lengths, clip_low=0.2, clip_high=0.2)
+    sampled = [value for answer in micro for value in answer.sampled or ()]
+    weights = importance_weights(log_probs, torch.tensor(sampled), 2.0) if sampled else 1.0
+    return (terms.losses * weights).sum() / tokens
+
+
+def step(
+    one: Learner, engine: Engine, rows: list[dict[str, Any]], number: int, tokenizer: Tokenizer, limit: int
+) -> float:
     groups = [
         Group(n, tuple(row["prompt_ids"]), tuple(range(SAMPLES * (100 * number + n), SAMPLES * (100 * number + n + 1))))
         for n, row in enumerate(rows)
@@ -65,16 +99,13 @@ def step(one: Learner, engine: Engine, rows: list[dict[str, Any]], number: int, 
     # No end tokens: equal work on both sides.
     for completion in engine.generate(groups, Sampling(max_new_tokens=NEW_TOKENS), one.version):
         found[completion.group].append(completion)
-    tokens = sum(len(answer.tokens) for group in found for answer in group)
-    rewards = []
+    rewards, answers = [], []
     for row, group in zip(rows, found, strict=True):
         rewards.append([reward(row["word"], tokenizer.decode(answer.tokens)) for answer in group])
         values = [value or 0.0 for value in advantages(rewards[-1], [0] * SAMPLES).values]
-        for start in range(0, SAMPLES, ANSWERS_AT_ONCE):
-            part = group[start : start + ANSWERS_AT_ONCE]
-            sampled = torch.tensor([value for answer in part for value in answer.log_probs])
-            ids = [answer.tokens for answer in part]
-            backward(one, row["prompt_ids"], ids, values[start : start + len(part)], sampled, tokens)
+        for answer, value in zip(group, values, strict=True):
+            answers.append(Answer(row["prompt_ids"], answer.tokens, value, answer.log_probs))
+    backward(one, answers, limit)
     one.optim_step(HYPER.learning_rate)
     return float(np.mean(rewards))
 
@@ -86,7 +117,9 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
     engine = Engine(one.model, text_of=tokenizer.decode, max_rows=PROMPTS_PER_STEP * SAMPLES)
     cpu, wall = time.process_time(), time.perf_counter()
     steps = [rows[start : start + PROMPTS_PER_STEP] for start in range(0, len(rows), PROMPTS_PER_STEP)]
-    rewards = [step(one, engine, prompts, number, tokenizer) for number, prompts in enumerate(steps)]
+    rewards = [
+        step(one, engine, prompts, number, tokenizer, job["micro_batch_tokens"]) for number, prompts in enumerate(steps)
+    ]
     return {
         "steps": len(steps),
         "cpu": time.process_time() - cpu,
@@ -101,13 +134,11 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
 def gradient_norm(job: dict[str, Any]) -> dict[str, float]:
     """Per dtype."""
     first, found = job["first"], {}
-    tokens = sum(map(len, first["answers"]))
+    rows = zip(first["prompts"], first["answers"], first["advantages"], strict=True)
+    answers = [Answer(prompt, tokens, value, None) for prompt, tokens, value in rows]
     for dtype in (torch.float32, torch.bfloat16):
         one = learner(job, dtype)
-        for start in range(0, len(first["answers"]), SAMPLES):
-            part = slice(start, start + SAMPLES)
-            answers = first["answers"][part]
-            backward(one, first["prompts"][start], answers, first["advantages"][part], None, tokens)
+        backward(one, answers, 512)
         found[str(dtype)] = one.optim_step(0.0).grad_norm
     return found
 

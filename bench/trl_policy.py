@@ -68,7 +68,7 @@ def main() -> None:
 
 def flat(values: Tensor, mask: Tensor) -> list[float]:
     """Answers end to end."""
-    return values[mask > 0].tolist()  # type: ignore[no-any-return]
+    return values[mask > 0].tolist()
 
 
 def grpo(mask: Tensor, fixed: dict[str, Tensor], ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
