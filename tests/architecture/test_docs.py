@@ -129,8 +129,8 @@ def test_the_sample_is_64_conversations_in_the_format_of_uploads() -> None:
     for line in lines:
         good_row(json.loads(line))
     for sample in ("pairs_sample", "words_sample"):
-        for line in (ROOT / f"examples/{sample}.jsonl").read_text(encoding="utf-8").splitlines():
-            good_row(json.loads(line))
+        for row in (ROOT / f"examples/{sample}.jsonl").read_text(encoding="utf-8").splitlines():
+            good_row(json.loads(row))
 
 
 def test_the_examples_model_is_the_one_of_the_catalogue() -> None:
