@@ -18,6 +18,7 @@ from finery_testing.clock import FakeClock
 from .environments_support import GYM, prompts, prompts_file
 
 COUNT = 7
+FEW = {"hyperparameters": {"prompts_per_step": 1}}
 SOURCE = "def grade(sample, item):\n    return 1.0\n" + "#" * 250_000
 
 
@@ -56,7 +57,7 @@ async def test_pages_of_long_environments_end_early_and_lose_nothing(wide_api: A
     made = []
     for n in range(COUNT):
         environment = GYM if n == 3 else spec
-        job = {"method": "rl", "model": "smollm2-135m-instruct", "environment": environment}
+        job = {"method": "rl", "model": "smollm2-135m-instruct", "environment": environment} | FEW
         answer = await door.post(path, job if path == "/v1/jobs" else {"spec": environment})
         assert answer.status_code == 201, answer.text[:500]
         made.append(answer.json()["id"])

@@ -70,6 +70,8 @@ def _bubblewrap(plan: Plan, folder: str | None, environment: dict[str, str]) -> 
     flags = ["--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL", "--new-session"]
     flags += ["--die-with-parent", "--as-pid-1", "--clearenv", "--hostname", "sandbox", "--proc", "/proc"]
     flags += ["--dev", "/dev", "--remount-ro", "/dev", "--seccomp", "4"]
+    if folder:  # first, as what is to be read may lie below it, in a virtual environment in /tmp
+        flags += ["--bind", folder, _TMP]
     for path in plan["read"]:
         if os.path.islink(path):
             flags += ["--symlink", os.readlink(path), path]
@@ -78,8 +80,6 @@ def _bubblewrap(plan: Plan, folder: str | None, environment: dict[str, str]) -> 
     for path in plan["masked"]:
         if os.path.isdir(path):
             flags += ["--tmpfs", path, "--remount-ro", path]
-    if folder:
-        flags += ["--bind", folder, _TMP]
     flags += ["--remount-ro", "/", "--chdir", "/"]
     for name, value in environment.items():
         flags += ["--setenv", name, value]
