@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -251,3 +252,15 @@ def test_a_program_that_ends_says_how(backend: Backend) -> None:
     with pytest.raises(Ended, match="exit status 3"):
         ask(sandbox, "os._exit(3)")
     assert sandbox.stop().why == "ended"
+
+
+def test_what_it_may_read_may_lie_below_tmp(backend: Backend) -> None:
+    """As a virtual environment there does, though the sandbox has a /tmp of its own."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        (folder / "module").write_text("seen")
+        sandbox = Sandbox(SERVER, backend=backend, read=[name])
+        assert ask(sandbox, f"answer = open('{folder}/module').read()") == "'seen'"
+        assert ask(sandbox, f"try: open('{folder}/other', 'w')\nexcept OSError: answer = 1") == "1"
+        sandbox.stop()
