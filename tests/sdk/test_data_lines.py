@@ -57,7 +57,7 @@ def test_what_is_wrong_with_a_line_stands_in_its_place(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "hint"),
     [
-        (gzip.compress(b'{"text": "a"}'), "Unpack the file before the upload."),
+        (gzip.compress(b'{"text": "a"}', mtime=0), "Unpack the file before the upload."),
         (b'[{"text": "a"},', "Write each element of the list on one line of its own"),
         (b"{'text': 'a'}", "Write each row with json.dumps"),
     ],
