@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -84,7 +85,9 @@ def finish(client: Finery, job: Job, out: Path) -> Finished:
 
         job = client.jobs.wait(job.id, timeout=PATIENCE, on_event=on_event)
     (*_, last) = client.checkpoints.list(job=job.id)
-    folder = Path(client.checkpoints.download(last.id, out / f"checkpoint-{job.method}"))
+    folder = out / f"checkpoint-{job.method}"
+    shutil.rmtree(folder, ignore_errors=True)  # of an earlier demo
+    client.checkpoints.download(last.id, folder)
     say("Checkpoint", f"{last.id}, step {last.step}, {last.bytes / 1e6:.1f} MB, every sha256 verified: {folder}")
     rows = list(client.usage.list(job=job.id, group_by=["sku"]))
     return Finished(job, events, last, folder, rows)
