@@ -174,9 +174,9 @@ def test_the_demo_tells_whether_dpo_learned(load: Load) -> None:
 
 def test_the_demo_tells_whether_rl_learned_beyond_chance(load: Load) -> None:
     learned = load("demo_rl").learned
-    start = {"reward_low": 0.0, "reward_high": 0.2}
-    assert all(learned(finished(load, start, {"reward_low": 0.3, "reward_high": 0.9})).values())
-    assert not all(learned(finished(load, start, {"reward_low": 0.1, "reward_high": 0.9})).values())
+    start = {"pass_at_1_low": 0.0, "pass_at_1_high": 0.2}
+    assert all(learned(finished(load, start, {"pass_at_1_low": 0.3, "pass_at_1_high": 0.9})).values())
+    assert not all(learned(finished(load, start, {"pass_at_1_low": 0.1, "pass_at_1_high": 0.9})).values())
 
 
 @pytest.mark.parametrize(
