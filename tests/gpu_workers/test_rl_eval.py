@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
+from finery.types.environments import RewardFailure
 from finery.types.methods import FullWeights
 from finery.types.reasons import JobReason
+from finery_gpu_workers.environments.types import Grade
+from finery_gpu_workers.methods import rl_run
 from finery_gpu_workers.methods.rl_eval import evaluate
 from finery_gpu_workers.methods.rl_plan import RlPlan
 from finery_gpu_workers.methods.rl_sampling import Collector
@@ -128,3 +131,20 @@ def test_a_broken_grader_ends_the_job_before_anything_is_trained(make_job: MakeJ
     assert ended(control) == JobReason.REWARDS_FAILED
     assert [step.step for step in control.steps] == [0]
     assert all(row["failure"]["code"] == "error" for row in control.rollouts(0, evaluation=True))
+
+
+def test_what_was_trained_is_published_where_the_last_evaluation_gets_no_rewards(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the last step a checkpoint is the final one: the control plane takes no other."""
+
+    def failing(step: int, *others: Any) -> Any:
+        found = evaluate(step, *others)
+        for one in found.rollouts if step == 3 else ():
+            one.grade = Grade(failure=RewardFailure(code="error", message="no"))
+        return found
+
+    monkeypatch.setattr(rl_run, "evaluate", failing)
+    control = trained(rl_job(make_job, LOWER, eval_prompts=2))
+    assert ended(control) == JobReason.REWARDS_FAILED
+    assert [(one.step, one.final) for one in control.checkpoints] == [(3, True)]

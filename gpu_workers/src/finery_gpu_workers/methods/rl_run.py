@@ -191,7 +191,7 @@ class Run:
 
     def stage_failed(self, cursor: Cursor) -> Staged:
         """The last step that was trained, where the rewards of what came after it failed: it is not lost with that."""
-        return self._stage(cursor, False, self.known.evaluation)
+        return self._stage(cursor, cursor.step == self.plan.total_steps, self.known.evaluation)
 
     def _stage(self, cursor: Cursor, final: bool, evaluation: dict[str, Any] | None) -> Staged:
         known = replace(self.known, extra={"reward_cpu_seconds": self.cpu.waiting})
